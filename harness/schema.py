@@ -1,0 +1,106 @@
+"""The columns of every record, written once: name, Arrow type, unit and meaning.
+
+One directory holds one arm and one seed: `requests.parquet`, `tokens.parquet`, `steps.parquet`,
+`events.parquet`, `manifest.json` and `receipt.json`. All times are integer nanoseconds on one
+monotonic clock that starts at 0 when the run does.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column of a record table."""
+
+    name: str
+    type: pa.DataType
+    unit: str
+    meaning: str
+    nullable: bool = False
+
+
+_i64, _i32, _f64, _str, _bool = pa.int64(), pa.int32(), pa.float64(), pa.string(), pa.bool_()
+
+REQUESTS: tuple[Column, ...] = (
+    Column("request_id", _str, "", "unique id of the request within the workload"),
+    Column("tenant", _str, "", "tenant that sent it"),
+    Column("tier", _str, "", "gold, silver or bronze"),
+    Column("kind", _str, "", "chat, completion or rag"),
+    Column("phase", _i32, "", "number of the phase in which it was sent"),
+    Column("short", _bool, "", "a short request, as the workload labels it"),
+    Column("measured", _bool, "", "false for phases replayed only to build up state"),
+    Column("weight", _i32, "", "the tenant's fair share"),
+    Column("slo_ttft_ms", _f64, "ms", "the TTFT that its tenant was promised"),
+    Column("intended_ns", _i64, "ns", "when it was to be sent; all latency counts from here"),
+    Column("sent_ns", _i64, "ns", "when it was sent", nullable=True),
+    Column("scheduled_ns", _i64, "ns", "when the scheduler first gave it tokens", nullable=True),
+    Column("first_token_ns", _i64, "ns", "first generated token, reasoning included", nullable=True),
+    Column("first_output_ns", _i64, "ns", "first token of visible output", nullable=True),
+    Column("last_token_ns", _i64, "ns", "last token received", nullable=True),
+    Column("end_ns", _i64, "ns", "when it ended, however it ended", nullable=True),
+    Column("cancel_ns", _i64, "ns", "when the client would close the stream", nullable=True),
+    Column("first_chunk_tokens", _i32, "tokens", "tokens that came with the first chunk"),
+    Column("prompt_tokens", _i32, "tokens", "prompt length as planned"),
+    Column("prompt_tokens_counted", _i32, "tokens", "prompt length as the server counted it", nullable=True),
+    Column("cached_tokens", _i32, "tokens", "prompt tokens found in the prefix cache at first admission", nullable=True),
+    Column("output_tokens_planned", _i32, "tokens", "length of the true output"),
+    Column("output_tokens", _i32, "tokens", "tokens received"),
+    Column("preemptions", _i32, "count", "times it was preempted"),
+    Column("recomputed_tokens", _i32, "tokens", "tokens computed again after preemptions"),
+    Column("status", _str, "", "ok, rejected, expired, cancelled or failed"),
+    Column("reason", _str, "", "why, where the status is not ok; empty otherwise"),
+)
+
+TOKENS: tuple[Column, ...] = (
+    Column("request", _i32, "", "row number in requests"),
+    Column("index", _i32, "", "0 for the first output token"),
+    Column("t_ns", _i64, "ns", "when it was received; tokens of one request with one time are one chunk"),
+)
+
+STEPS: tuple[Column, ...] = (
+    Column("t_ns", _i64, "ns", "when the step was scheduled"),
+    Column("start_ns", _i64, "ns", "when the GPU began it"),
+    Column("end_ns", _i64, "ns", "when the GPU ended it"),
+    Column("running", _i32, "requests", "requests in the running list after scheduling"),
+    Column("waiting", _i32, "requests", "requests waiting after scheduling, held ones excluded"),
+    Column("held", _i32, "requests", "requests that a gate keeps back"),
+    Column("scheduled", _i32, "requests", "requests with tokens in this step"),
+    Column("prefill_tokens", _i32, "tokens", "prompt (and recomputed) tokens in this step"),
+    Column("decode_tokens", _i32, "tokens", "decode tokens in this step"),
+    Column("kv_usage", _f64, "ratio", "share of KV blocks that are referenced"),
+    Column("preempted", _i32, "requests", "requests preempted when this step was scheduled"),
+    Column("evicted", _i32, "blocks", "cached blocks evicted since the step before"),
+    Column("drafted", _i32, "tokens", "draft tokens verified in this step"),
+    Column("accepted", _i32, "tokens", "draft tokens accepted in this step"),
+)
+
+EVENTS: tuple[Column, ...] = (
+    Column("t_ns", _i64, "ns", "when it happened"),
+    Column("kind", _str, "", "preempt, resume, reject, cancel, expire, and what patches report"),
+    Column("request", _i32, "", "row number in requests", nullable=True),
+    Column("value", _f64, "", "a number that belongs to the event", nullable=True),
+    Column("detail", _str, "", "a short text that belongs to the event"),
+)
+
+TABLES: dict[str, tuple[Column, ...]] = {
+    "requests": REQUESTS,
+    "tokens": TOKENS,
+    "steps": STEPS,
+    "events": EVENTS,
+}
+
+STATUSES = ("ok", "rejected", "expired", "cancelled", "failed")
+
+
+def arrow_schema(table: str) -> pa.Schema:
+    """The Arrow schema of one table; units and meanings travel as field metadata."""
+    return pa.schema(
+        [
+            pa.field(c.name, c.type, c.nullable, {"unit": c.unit, "meaning": c.meaning})
+            for c in TABLES[table]
+        ]
+    )

@@ -1,0 +1,28 @@
+"""Fixtures that every test may use."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from harness import vllm_env
+
+vllm_env.prepare()
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(scope="session")
+def root() -> Path:
+    """The project's root folder."""
+    return ROOT
+
+
+@pytest.fixture(scope="session")
+def shared_dir() -> Path:
+    """The folder of public data beside the checkout; tests that need it skip where it is absent."""
+    shared = ROOT.parent / "shared"
+    if not shared.is_dir():
+        pytest.skip("the folder ../shared with public measurements and traces is not beside this checkout")
+    return shared
