@@ -1,0 +1,56 @@
+"""Small running statistics that several scheduling patches need."""
+
+from __future__ import annotations
+
+import math
+from array import array
+
+
+class Rate:
+    """Exponentially weighted rate of something counted at irregular times.
+
+    `horizon_s` is the time constant: what happened that long ago weighs 1/e. The weight of the time
+    that has passed normalises it, so that the first seconds are not biased towards zero.
+    """
+
+    def __init__(self, horizon_s: float) -> None:
+        self._horizon_s = horizon_s
+        self._amount = 0.0
+        self._time = 0.0
+        self._last_s: float | None = None
+
+    def add(self, amount: float, now_s: float) -> None:
+        """Count `amount` at `now_s`."""
+        if self._last_s is None:
+            self._last_s = now_s
+            return
+        elapsed_s = now_s - self._last_s
+        if elapsed_s > 0:
+            decay = math.exp(-elapsed_s / self._horizon_s)
+            self._amount *= decay
+            self._time = self._time * decay + elapsed_s
+            self._last_s = now_s
+        self._amount += amount
+
+    @property
+    def per_s(self) -> float:
+        """Amount per second; 0 before any time has passed."""
+        return self._amount / self._time if self._time > 0 else 0.0
+
+
+class WaitStats:
+    """Waits in seconds, kept whole for exact percentiles: eight bytes a request."""
+
+    def __init__(self) -> None:
+        self._waits = array("d")
+
+    def add(self, wait_s: float) -> None:
+        """Record one wait."""
+        self._waits.append(wait_s)
+
+    def p99_ms(self) -> float:
+        """Nearest-rank 99th percentile, ms; NaN without samples."""
+        if not self._waits:
+            return math.nan
+        ranked = sorted(self._waits)
+        return 1000 * ranked[math.ceil(0.99 * len(ranked)) - 1]

@@ -1,0 +1,183 @@
+"""Which patches, with which knobs, in which order: resolved and checked before anything is built."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from harness.errors import UserError
+from patches.catalogue import CATALOGUE
+from patches.seam import registry
+from patches.seam.knob_values import knob_overrides, make_knobs
+from patches.seam.patch import Knobs, Patch
+from patches.seam.seams import SEAMS
+
+SCHEMA = 1
+_CATALOGUE_ORDER = {entry.name: index for index, entry in enumerate(CATALOGUE)}
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """A patch and its knobs. `source` is what finds it again: its name or its import path."""
+
+    patch: Patch
+    knobs: Knobs
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class PatchPlan:
+    """A set of patches that may be installed together, in canonical order. Build it with `resolve`."""
+
+    patches: tuple[Chosen, ...] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "patches", tuple(sorted(self.patches, key=_canonical)))
+        _check(tuple(chosen.patch for chosen in self.patches))
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names in canonical order: the catalogue's, then those from outside by name."""
+        return tuple(chosen.patch.name for chosen in self.patches)
+
+    @property
+    def label(self) -> str:
+        """Name of the arm: `qos+mlfq+slru`; `stock` without patches."""
+        return "+".join(self.names) or "stock"
+
+    @property
+    def knobs(self) -> dict[str, dict[str, Any]]:
+        """All knobs' values, defaults included, by patch; JSON-able."""
+        return {chosen.patch.name: chosen.knobs.model_dump(mode="json") for chosen in self.patches}
+
+    @property
+    def replaces(self) -> frozenset[str]:
+        """Engine flags whose place some patch takes."""
+        return frozenset(flag for chosen in self.patches for flag in chosen.patch.replaces)
+
+    def on_seam(self, seam: str) -> tuple[str, ...]:
+        """Names of the patches on one seam, in the order in which they apply."""
+        users = [chosen.patch for chosen in self.patches if seam in chosen.patch.seams]
+        if SEAMS[seam].ranked:
+            users.sort(key=lambda patch: patch.ranks[seam])
+        return tuple(patch.name for patch in users)
+
+    def order(self) -> dict[str, tuple[str, ...]]:
+        """Per seam in use, the patches in the order in which they apply."""
+        order = {seam: self.on_seam(seam) for seam in SEAMS}
+        return {seam: names for seam, names in order.items() if names}
+
+    def targets(self) -> tuple[str, ...]:
+        """The upstream objects that this plan relies on, sorted."""
+        return tuple(sorted({target for seam in self.order() for target in SEAMS[seam].targets}))
+
+    def to_json(self) -> str:
+        """Everything that another process needs to resolve the same plan; one line, keys sorted."""
+        data = {
+            "schema": SCHEMA,
+            "patches": [
+                {"source": chosen.source, "knobs": chosen.knobs.model_dump(mode="json")}
+                for chosen in self.patches
+            ],
+        }
+        return json.dumps(data, sort_keys=True, separators=(",", ":"))
+
+    @classmethod
+    def from_json(cls, text: str) -> PatchPlan:
+        """The plan that `to_json` wrote; UserError if it is none, or if a patch is not to be found here."""
+        try:
+            data = json.loads(text)
+            if data["schema"] != SCHEMA:
+                raise ValueError(f"schema {data['schema']!r}, expected {SCHEMA}")
+            entries = [(str(entry["source"]), dict(entry["knobs"])) for entry in data["patches"]]
+        except (ValueError, KeyError, TypeError) as error:
+            raise UserError(
+                f"this is not a patch plan: {error}; write one with `bench plan --json FILE`"
+            ) from error
+        chosen = []
+        for source, values in entries:
+            patch = registry.find(source)
+            chosen.append(Chosen(patch, make_knobs(patch, values), source))
+        return cls(tuple(chosen))
+
+    def sha256(self) -> str:
+        """Hash of the patches and knob values, hex."""
+        return hashlib.sha256(self.to_json().encode()).hexdigest()
+
+
+def resolve(
+    enable: str | Iterable[str] = (),
+    sets: Sequence[str] = (),
+    knobs: Mapping[str, Mapping[str, Any]] | None = None,
+) -> PatchPlan:
+    """Make a plan from what a user typed.
+
+    Args:
+        enable: names or import paths, as a list or joined by commas.
+        sets: `patch.knob=value` texts; they win over `knobs`.
+        knobs: values by patch and knob, as read from TOML.
+
+    Raises:
+        UserError: one line that says what is wrong and what to type.
+    """
+    sources = split_names(enable)
+    patches = [registry.find(source) for source in sources]
+    _check(tuple(patches))
+    overrides = knob_overrides(patches, sets, knobs or {})
+    return PatchPlan(
+        tuple(
+            Chosen(patch, make_knobs(patch, overrides[patch.name]), source)
+            for source, patch in zip(sources, patches, strict=True)
+        )
+    )
+
+
+def split_names(enable: str | Iterable[str]) -> tuple[str, ...]:
+    """Names from `a,b` or ["a", "b,c"]; blanks dropped."""
+    texts = [enable] if isinstance(enable, str) else list(enable)
+    return tuple(name for text in texts for name in (part.strip() for part in text.split(",")) if name)
+
+
+def _canonical(chosen: Chosen) -> tuple[int, str]:
+    name = chosen.patch.name
+    return _CATALOGUE_ORDER.get(name, len(_CATALOGUE_ORDER)), name
+
+
+def _check(patches: tuple[Patch, ...]) -> None:
+    names = [patch.name for patch in patches]
+    for name in names:
+        if names.count(name) > 1:
+            raise UserError(f"patch {name!r} is enabled twice; name it once")
+    for patch in patches:
+        for other in patch.requires:
+            if other not in names:
+                raise UserError(
+                    f"patch {patch.name!r} requires {other!r}; add it: --enable {','.join([*names, other])}"
+                )
+        for other in patch.conflicts:
+            if other in names:
+                raise UserError(f"patches {patch.name!r} and {other!r} conflict; enable one of them")
+    for seam in SEAMS.values():
+        _check_seam(seam.name, [patch for patch in patches if seam.name in patch.seams])
+
+
+def _check_seam(name: str, users: list[Patch]) -> None:
+    seam = SEAMS[name]
+    if seam.exclusive and len(users) > 1:
+        raise UserError(
+            f"patches {users[0].name!r} and {users[1].name!r} both own the seam {name}; enable one of them"
+        )
+    if not seam.ranked:
+        return
+    by_rank: dict[int, str] = {}
+    for patch in users:
+        rank = patch.ranks[name]
+        if rank in by_rank:
+            raise UserError(
+                f"patches {by_rank[rank]!r} and {patch.name!r} both declare rank {rank} on the seam {name}; "
+                "their order is not defined: change one of the ranks"
+            )
+        by_rank[rank] = patch.name

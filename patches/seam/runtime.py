@@ -1,0 +1,280 @@
+"""One engine's share of the adapter: its patches' hooks, compiled, and the state they act on."""
+
+from __future__ import annotations
+
+import heapq
+import importlib
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from vllm.v1.request import RequestStatus
+
+from patches.seam import kinds
+from patches.seam.context import Context, RequestInfo
+from patches.seam.kinds import Bound, HookError
+from patches.seam.queue import Key, KeyedRequestQueue
+from patches.seam.receipt import Tallies
+
+if TYPE_CHECKING:
+    from patches.seam.plan import PatchPlan
+
+#: Where a Scheduler (or an AsyncLLM, or a bare BlockPool) keeps its Runtime; absent on a stock one.
+RUNTIME_ATTR = "patchbench_runtime"
+_TICKET_ATTR = "patchbench_ticket"
+_SCHEDULER_MODULE = "vllm.v1.core.sched.scheduler"
+
+# How many of the worst requests are brought to the tail when a preemption is near: one victim nearly
+# always frees enough, and each that is moved gives up its place in the token budget for this step.
+_VICTIMS_AT_TAIL = 4
+
+
+def scheduler_clock() -> float:
+    """Seconds on the scheduler's clock, read through its own module so that a replaced clock is seen."""
+    module: Any = sys.modules.get(_SCHEDULER_MODULE) or importlib.import_module(_SCHEDULER_MODULE)
+    return float(module.time.monotonic())
+
+
+class Ticket:
+    """What the adapter remembers of one request; lives and dies with it."""
+
+    __slots__ = ("info", "key")
+
+    def __init__(self, info: RequestInfo) -> None:
+        self.info = info
+        self.key: Key = ()
+
+
+class Runtime:
+    """The hooks of a plan for one Scheduler (or, with none, for one block pool or one API front end)."""
+
+    def __init__(self, plan: PatchPlan, tallies: Tallies, scheduler: Any = None, seed: int = 0) -> None:
+        self.plan = plan
+        self.scheduler = scheduler
+        self.seed = seed
+        self.clock: Callable[[], float] = scheduler_clock
+        self.status_running = RequestStatus.RUNNING
+        self._queues: list[KeyedRequestQueue] = []
+        self._arrivals = 0
+        self._may_preempt = False
+        self._native_priority = False
+        self._bind(plan, tallies)
+
+    def _bind(self, plan: PatchPlan, tallies: Tallies) -> None:
+        hooks = {}
+        for chosen in plan.patches:
+            patch = chosen.patch
+            built = patch.build(chosen.knobs, Context(self, tallies[patch.name], patch.name))
+            kinds.check_hooks(patch, built)
+            hooks[patch.name] = built
+
+        def bound(seam: str) -> list[Bound]:
+            return [(name, getattr(hooks[name], seam), tallies[name]) for name in plan.on_seam(seam)]
+
+        keys, caps, hints, worth = (
+            bound(s) for s in ("request_key", "token_cap", "victim_hint", "eviction_hint")
+        )
+        expiry, owner, admission = (bound(s) for s in ("expire", "eviction_owner", "api_admission"))
+        self.key = kinds.compile_key(keys)
+        self.gates = kinds.compile_gates(bound("waiting_gate"))
+        self.cap = kinds.compile_cap(caps)
+        self.victim_hint = kinds.compile_score(hints, "victim_hint") if hints else None
+        self.eviction_hint = kinds.compile_score(worth, "eviction_hint")
+        self.expire = kinds.compile_expiry(expiry[0]) if expiry else None
+        self.eviction_owner = owner[0][1] if owner else None
+        self.admission = tuple(admission)
+        self.before_schedule = kinds.compile_observers(bound("before_schedule"))
+        self.after_schedule = kinds.compile_observers(bound("after_schedule"))
+        self.after_update = kinds.compile_observers(bound("after_update"))
+        self.on_add = kinds.compile_observers(bound("on_add"))
+        self.on_finish = kinds.compile_observers(bound("on_finish"))
+        self.on_preempt = kinds.compile_observers(bound("on_preempt"))
+        self.on_touch = kinds.compile_observers(bound("on_touch"))
+        self.on_evict = kinds.compile_observers(bound("on_evict"))
+        self.has_key = bool(keys)
+        self.has_queue = bool(keys or self.gates)
+
+    # construction
+
+    def constructed(self) -> None:
+        """Called once the Scheduler's own `__init__` has run."""
+        scheduler = self.scheduler
+        if self.has_queue:
+            scheduler.kv_holding_waiting.drop_gates()
+        if self.has_key:
+            # The key already carries the native priority where one applies. Under FCFS upstream
+            # preempts running[-1], which is where `arrange_running` puts the worst key.
+            scheduler.policy = type(scheduler.policy).FCFS
+        self._pool = scheduler.kv_cache_manager.block_pool
+        groups = max(1, len(scheduler.kv_cache_config.kv_cache_groups))
+        self._groups = groups
+        self._block_size: int = scheduler.block_size
+        self._decode_tokens: int = 1 + scheduler.num_spec_tokens + scheduler.num_lookahead_tokens
+        self._decode_blocks = 1 + self._decode_tokens // self._block_size
+
+    def make_queue(self, policy: Any) -> KeyedRequestQueue:
+        """The queue that takes the place of upstream's; `policy` is what the engine was configured with."""
+        replaced = any("scheduling_policy" in chosen.patch.replaces for chosen in self.plan.patches)
+        self._native_priority = policy.value == "priority" and not replaced
+        queue = KeyedRequestQueue(self.key_of, self.clock, self.gates)
+        self._queues.append(queue)
+        return queue
+
+    # requests
+
+    def ticket(self, request: Any) -> Ticket:
+        """The request's ticket; made when it is first seen."""
+        found: Ticket | None = request.__dict__.get(_TICKET_ATTR)
+        if found is not None:
+            return found
+        params = request.sampling_params
+        extra = (params.extra_args if params is not None else None) or {}
+        info = RequestInfo(
+            tenant=str(extra.get("tenant", "")),
+            tier=str(extra.get("tier", "")),
+            priority=int(request.priority),
+            prompt_tokens=int(request.num_prompt_tokens),
+            queued_s=self.clock(),
+            sequence=self._arrivals,
+        )
+        self._arrivals += 1
+        made = Ticket(info)
+        setattr(request, _TICKET_ATTR, made)
+        return made
+
+    def info(self, request: Any) -> RequestInfo:
+        """Who the request belongs to."""
+        return self.ticket(request).info
+
+    def key_of(self, request: Any, now: float) -> tuple[Key, float | None]:
+        """The whole ordering key and when it expires: patches' parts, then arrival, then sequence."""
+        ticket = self.ticket(request)
+        parts, until = self.key(request, now)
+        key: Key = (*parts, request.arrival_time, ticket.info.sequence)
+        if self._native_priority:
+            key = (request.priority, *key)
+        ticket.key = key
+        return key, until
+
+    def rekey(self, request: Any) -> None:
+        """Apply a changed key, wherever the request is."""
+        if request.status == RequestStatus.RUNNING:
+            self.key_of(request, self.clock())
+            return
+        for queue in self._queues:
+            queue.rekey(request)
+
+    def release(self, request: Any) -> None:
+        """Let a held request be considered again."""
+        for queue in self._queues:
+            queue.release(request)
+
+    def waiting_tokens(self) -> int:
+        """Tokens of all waiting requests."""
+        return sum(queue.tokens for queue in self._queues)
+
+    def waiting_requests(self) -> int:
+        """Number of waiting requests, held ones included."""
+        return int(self.scheduler.get_request_counts()[1])
+
+    def held_requests(self) -> int:
+        """Number of waiting requests that gates hold."""
+        return sum(queue.held for queue in self._queues)
+
+    def next_due(self) -> float | None:
+        """When the next waiting request's key expires, on the scheduler's clock; None if none will."""
+        due = [d for d in (queue.next_due() for queue in self._queues) if d is not None]
+        return min(due) if due else None
+
+    # a step
+
+    def begin_step(self) -> None:
+        """Before upstream's `schedule`: due keys, the patches' own actions, the running order."""
+        now = self.clock()
+        for queue in self._queues:
+            queue.begin_step(now)
+        if self.before_schedule:
+            with self._preemption_allowed():
+                for hook in self.before_schedule:
+                    hook(now)
+        if self.has_key or self.victim_hint is not None:
+            self.arrange_running()
+
+    def end_schedule(self, scheduler_output: Any) -> None:
+        """After upstream's `schedule`."""
+        now = self.clock()
+        for hook in self.after_schedule:
+            hook(scheduler_output, now)
+
+    @contextmanager
+    def _preemption_allowed(self) -> Iterator[None]:
+        self._may_preempt = True
+        try:
+            yield
+        finally:
+            self._may_preempt = False
+
+    def preempt(self, request: Any) -> bool:
+        """External preemption; see `Context.preempt`."""
+        scheduler = self.scheduler
+        if not self._may_preempt:
+            raise HookError("Context.preempt was called outside before_schedule")
+        if request.status != RequestStatus.RUNNING or not scheduler._request_blocks_can_be_freed(request):
+            return False
+        scheduler.running.remove(request)
+        # As upstream does within schedule(): output still in flight is delivered and the request
+        # resumes once it has drained, unless a connector must hand over its blocks.
+        scheduler._preempt_request(request, self.clock(), drop_stale_output=scheduler.requires_kv_delivery)
+        # Preempted before the pass, it may come back in this very pass: to the runner it must then
+        # look resumed, not continued.
+        scheduler.prev_step_scheduled_req_ids.discard(request.request_id)
+        return True
+
+    # running order
+
+    def arrange_running(self) -> None:
+        """Put `running` into the order in which it gets tokens, and the likely victims at its tail.
+
+        Decodes go first, in upstream's order, then prefill chunks by key: a key alone would let a
+        long prefill with a good key take the whole budget and stall every decode. Upstream preempts
+        from the tail, so when blocks may run short in this step the worst few by (hint, key) are
+        moved there.
+        """
+        running = self.scheduler.running
+        if len(running) < 2:
+            return
+        chunks = [request for request in running if request.is_prefill_chunk]
+        if self.has_key and len(running) * self._decode_tokens > self.scheduler.max_num_scheduled_tokens:
+            # Not even the decodes all fit: now their order matters too.
+            running.sort(key=lambda r: (r.is_prefill_chunk, _key_of_ticket(r)))
+        elif self.has_key and chunks:
+            chunks.sort(key=_key_of_ticket)
+            if running[-len(chunks) :] != chunks:
+                running[:] = [r for r in running if not r.is_prefill_chunk] + chunks
+        if self._blocks_may_run_short(running, len(chunks)):
+            worst = heapq.nlargest(_VICTIMS_AT_TAIL, running, key=self._badness)
+            tail = set(worst)
+            running[:] = [r for r in running if r not in tail] + worst[::-1]
+
+    def _badness(self, request: Any) -> tuple[float, Key]:
+        hint = self.victim_hint(request) if self.victim_hint is not None else 0.0
+        key = self.ticket(request).key or self.key_of(request, self.clock())[0]
+        return hint, key
+
+    def _blocks_may_run_short(self, running: list[Any], num_chunks: int) -> bool:
+        free = self._pool.get_num_free_blocks()
+        chunk_blocks = 0
+        if num_chunks:
+            chunk_blocks = self.scheduler.max_num_scheduled_tokens // self._block_size + num_chunks
+        # First a bound that costs nothing; only if it fails look at each request.
+        if free >= self._groups * (chunk_blocks + len(running) * self._decode_blocks):
+            return False
+        size, tokens = self._block_size, self._decode_tokens
+        growing = sum(1 for r in running if -r.num_computed_tokens % size < tokens)
+        return bool(free < self._groups * (chunk_blocks + growing * self._decode_blocks))
+
+
+def _key_of_ticket(request: Any) -> Key:
+    ticket: Ticket = request.__dict__[_TICKET_ATTR]
+    return ticket.key

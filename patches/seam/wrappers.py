@@ -1,0 +1,303 @@
+"""The wrappers around vLLM's own functions, one per touched target."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from patches.seam.adapter import Installation
+from patches.seam.runtime import RUNTIME_ATTR, Runtime
+
+_SCHEDULER_SEAMS = frozenset(
+    [
+        "request_key",
+        "waiting_gate",
+        "token_cap",
+        "victim_hint",
+        "before_schedule",
+        "after_schedule",
+        "after_update",
+        "on_add",
+        "on_finish",
+        "on_preempt",
+        "eviction_owner",
+        "eviction_hint",
+        "on_touch",
+        "on_evict",
+        "expire",
+    ]
+)
+_POOL_SEAMS = frozenset({"eviction_owner", "on_touch", "on_evict"})
+
+
+def wrap_all(installation: Installation) -> None:
+    """Wrap what the plan's seams need, and nothing else."""
+    used = frozenset(seam for chosen in installation.plan.patches for seam in chosen.patch.seams)
+    if used & _SCHEDULER_SEAMS:
+        _wrap_scheduler(installation, used)
+    if used & _POOL_SEAMS:
+        _wrap_pool(installation, used)
+    if "api_admission" in used:
+        module = importlib.import_module("vllm.v1.engine.async_llm")
+        installation.wrap(module.AsyncLLM, "check_admission", _admission(installation))
+
+
+def _wrap_scheduler(installation: Installation, used: frozenset[str]) -> None:
+    module: Any = importlib.import_module("vllm.v1.core.sched.scheduler")
+    scheduler = module.Scheduler
+    installation.wrap(scheduler, "__init__", _init(installation))
+    if used & {"request_key", "waiting_gate"}:
+        installation.wrap(module, "create_request_queue", _create_queue(installation))
+    steps = {"request_key", "waiting_gate", "victim_hint", "before_schedule", "after_schedule"}
+    if used & steps or installation.listener is not None:
+        installation.wrap(scheduler, "schedule", _schedule(installation))
+    if used & {"after_update", "expire"}:
+        installation.wrap(scheduler, "update_from_output", _update)
+    if "token_cap" in used:
+        installation.wrap(scheduler, "_reserve_prefill_lookahead", _token_cap)
+    if "on_add" in used:
+        installation.wrap(scheduler, "add_request", _add_request)
+    if "on_finish" in used:
+        installation.wrap(scheduler, "_free_request", _free_request)
+    if "on_preempt" in used:
+        installation.wrap(scheduler, "_preempt_request", _preempt_request)
+
+
+def _wrap_pool(installation: Installation, used: frozenset[str]) -> None:
+    module: Any = importlib.import_module("vllm.v1.core.block_pool")
+    installation.replace(
+        module, "FreeKVCacheBlockQueue", _free_queue(installation, module.FreeKVCacheBlockQueue)
+    )
+    if "on_touch" in used:
+        installation.wrap(module.BlockPool, "touch", _touch)
+    if "on_evict" in used:
+        installation.wrap(module.BlockPool, "_maybe_evict_cached_block", _evict)
+
+
+def _runtime(instance: Any) -> Runtime | None:
+    found: Runtime | None = instance.__dict__.get(RUNTIME_ATTR)
+    return found
+
+
+# scheduler
+
+
+def _init(installation: Installation) -> Any:
+    def make(original: Any) -> Any:
+        def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+            config = kwargs["vllm_config"] if "vllm_config" in kwargs else args[0]
+            seed = int(config.model_config.seed or 0)
+            runtime = Runtime(installation.plan, installation.tallies, scheduler=self, seed=seed)
+            self.__dict__[RUNTIME_ATTR] = runtime
+            # The queue and block-pool factories are called inside and must know for whom.
+            installation.constructing.append(runtime)
+            try:
+                original(self, *args, **kwargs)
+            finally:
+                installation.constructing.pop()
+            runtime.constructed()
+
+        return __init__
+
+    return make
+
+
+def _create_queue(installation: Installation) -> Any:
+    def make(original: Any) -> Any:
+        def create_request_queue(policy: Any) -> Any:
+            if not installation.constructing:
+                return original(policy)
+            return installation.constructing[-1].make_queue(policy)
+
+        return create_request_queue
+
+    return make
+
+
+def _schedule(installation: Installation) -> Any:
+    listener = installation.listener
+
+    def make(original: Any) -> Any:
+        def schedule(self: Any, *args: Any, **kwargs: Any) -> Any:
+            runtime = _runtime(self)
+            if runtime is None:
+                return original(self, *args, **kwargs)
+            runtime.begin_step()
+            out = original(self, *args, **kwargs)
+            if runtime.after_schedule:
+                runtime.end_schedule(out)
+            if listener is not None:
+                listener()
+            return out
+
+        return schedule
+
+    return make
+
+
+def _update(original: Any) -> Any:
+    from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs
+    from vllm.v1.request import RequestStatus
+
+    def end_expired(scheduler: Any, runtime: Runtime, outputs: Any, now: float) -> None:
+        assert runtime.expire is not None
+        reasons = dict(runtime.expire(now))
+        if not reasons:
+            return
+        for request in scheduler.finish_requests(list(reasons), RequestStatus.FINISHED_ABORTED):
+            # finish_requests tells the workers; the client hears of it only through an output.
+            outputs.setdefault(request.client_index, EngineCoreOutputs()).outputs.append(
+                EngineCoreOutput(
+                    request_id=request.request_id,
+                    new_token_ids=[],
+                    finish_reason=request.get_finished_reason(),
+                    stop_reason=reasons[request.request_id],
+                    events=request.take_events(),
+                    trace_headers=request.trace_headers,
+                )
+            )
+
+    def update_from_output(self: Any, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
+        outputs = original(self, scheduler_output, *args, **kwargs)
+        runtime = _runtime(self)
+        if runtime is not None:
+            now = runtime.clock()
+            for hook in runtime.after_update:
+                hook(scheduler_output, outputs, now)
+            if runtime.expire is not None:
+                end_expired(self, runtime, outputs, now)
+        return outputs
+
+    return update_from_output
+
+
+def _token_cap(original: Any) -> Any:
+    from vllm.v1.request import RequestStatus
+
+    def _reserve_prefill_lookahead(
+        self: Any, request: Any, num_computed_tokens: int, num_new_tokens: int
+    ) -> int:
+        runtime = _runtime(self)
+        if (
+            runtime is None
+            # A decode: cutting its drafts would break the padded batch, and 1 token cannot be cut.
+            or num_new_tokens <= 1 + self.num_spec_tokens
+            # These counts were just aligned to something that a cut would break.
+            or self.need_mamba_block_aligned_split
+            or request.has_encoder_inputs
+        ):
+            return int(original(self, request, num_computed_tokens, num_new_tokens))
+        waiting = request.status != RequestStatus.RUNNING
+        cap = runtime.cap(request, num_computed_tokens, num_new_tokens, runtime.clock())
+        # 0 for a running request means "not in this step"; for a waiting one it would end the scan.
+        cap = max(cap, 1 if waiting else 0)
+        if cap == 1 + self.num_spec_tokens and self.num_spec_tokens:
+            # That very count would be taken for a padded decode.
+            cap += 1
+        kept = int(original(self, request, num_computed_tokens, min(cap, num_new_tokens)))
+        if kept == 0 and waiting:
+            return int(original(self, request, num_computed_tokens, num_new_tokens))
+        return kept
+
+    return _reserve_prefill_lookahead
+
+
+def _add_request(original: Any) -> Any:
+    def add_request(self: Any, request: Any) -> None:
+        runtime = _runtime(self)
+        # The next chunk of a streaming session is no new request.
+        if runtime is not None and request.request_id not in self.requests:
+            now = runtime.clock()
+            for hook in runtime.on_add:
+                hook(request, now)
+        original(self, request)
+
+    return add_request
+
+
+def _free_request(original: Any) -> Any:
+    def free_request(self: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
+        runtime = _runtime(self)
+        if runtime is not None:
+            now = runtime.clock()
+            for hook in runtime.on_finish:
+                hook(request, now)
+        return original(self, request, *args, **kwargs)
+
+    return free_request
+
+
+def _preempt_request(original: Any) -> Any:
+    def preempt_request(self: Any, request: Any, *args: Any, **kwargs: Any) -> None:
+        runtime = _runtime(self)
+        if runtime is not None:
+            now = runtime.clock()
+            for hook in runtime.on_preempt:
+                hook(request, now)
+        original(self, request, *args, **kwargs)
+
+    return preempt_request
+
+
+# block pool
+
+
+def _free_queue(installation: Installation, stock: Any) -> Any:
+    def free_block_queue(blocks: list[Any]) -> Any:
+        pool = blocks[0].pool if blocks else None
+        # Host-memory pools of offloading connectors are not the cache that these patches are about.
+        if pool is None or getattr(pool, "medium", "GPU") != "GPU":
+            return stock(blocks)
+        if installation.constructing:
+            runtime = installation.constructing[-1]
+        else:
+            runtime = Runtime(installation.plan, installation.tallies)
+        pool.__dict__[RUNTIME_ATTR] = runtime
+        return stock(blocks) if runtime.eviction_owner is None else runtime.eviction_owner(blocks)
+
+    return free_block_queue
+
+
+def _touch(original: Any) -> Any:
+    def touch(self: Any, blocks: Any) -> None:
+        runtime = _runtime(self)
+        if runtime is not None:
+            for hook in runtime.on_touch:
+                hook(blocks)
+        original(self, blocks)
+
+    return touch
+
+
+def _evict(original: Any) -> Any:
+    def maybe_evict_cached_block(self: Any, block: Any) -> Any:
+        runtime = _runtime(self)
+        if runtime is not None and block.block_hash is not None:
+            for hook in runtime.on_evict:
+                hook(block, block.block_hash)
+        return original(self, block)
+
+    return maybe_evict_cached_block
+
+
+# API
+
+
+def _admission(installation: Installation) -> Any:
+    def make(original: Any) -> Any:
+        def check_admission(self: Any, n: int = 1, request_id: str | None = None) -> None:
+            original(self, n, request_id)
+            runtime = _runtime(self)
+            if runtime is None:
+                runtime = Runtime(installation.plan, installation.tallies)
+                self.__dict__[RUNTIME_ATTR] = runtime
+            for _, hook, tally in runtime.admission:
+                try:
+                    hook(self, n, request_id)
+                except Exception:
+                    tally.add("api_admission")
+                    raise
+
+        return check_admission
+
+    return make
