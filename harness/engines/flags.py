@@ -1,0 +1,48 @@
+"""The vLLM engine flags that an arm may set, checked before anything runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from harness.errors import UserError
+
+
+class EngineFlags(BaseModel):
+    """Scheduling flags of `vllm serve`, under their upstream names (underscores for dashes).
+
+    A profile pins what vLLM resolves by default on its GPU; an arm overrides single flags.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    max_model_len: int = Field(32768, ge=16, description="longest prompt plus output, tokens")
+    max_num_batched_tokens: int = Field(2048, ge=1, description="token budget of one step")
+    max_num_seqs: int = Field(256, ge=1, description="requests that may run at once")
+    max_num_active_seqs: int | None = Field(None, ge=1, description="admission limit below max_num_seqs")
+    scheduling_policy: Literal["fcfs", "priority"] = Field("fcfs", description="order of waiting requests")
+    watermark: float = Field(0.0, ge=0.0, lt=1.0, description="share of KV blocks kept free at admission")
+    long_prefill_token_threshold: int = Field(0, ge=0, description="tokens a step for one long prefill; 0 is no cap")
+    long_prefill_token_threshold_adaptive: bool = Field(False, description="floor that cap at a fair share")
+    max_num_queued_reqs: int | None = Field(None, ge=0, description="unfinished requests before a 503")
+    max_num_queued_tokens: int | None = Field(None, ge=0, description="prefill backlog in tokens before a 503")
+    scheduler_reserve_full_isl: bool = Field(True, description="admit only if the whole prompt fits")
+    enable_prefix_caching: bool = Field(True, description="reuse KV blocks of equal prefixes")
+    prefix_caching_hash_algo: Literal["sha256", "sha256_cbor"] = Field("sha256", description="block hash")
+    async_scheduling: bool = Field(True, description="schedule a step before the last one's output")
+    block_size: int = Field(16, ge=1, description="tokens in a KV block")
+
+
+def parse_flags(raw: Mapping[str, Any], where: str) -> EngineFlags:
+    """Check flags from outside; UserError names the flag and what it may be."""
+    try:
+        return EngineFlags(**raw)
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = ".".join(str(part) for part in first["loc"])
+        if first["type"] == "extra_forbidden":
+            known = ", ".join(EngineFlags.model_fields)
+            raise UserError(f"{where}: unknown engine flag {name!r}; known flags are {known}") from None
+        raise UserError(f"{where}: engine flag {name!r} is {first['input']!r}: {first['msg']}") from None
