@@ -1,0 +1,1 @@
+"""Metrics: each declared once, with its unit, its definition and its direction."""

@@ -1,0 +1,26 @@
+"""Every metric of one arm in every scope, with its replicates."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from harness.metrics.pool import Pool, View
+from harness.metrics.registry import METRICS
+from harness.metrics.scope import Scope
+from harness.stats.bootstrap import Estimate, Weights, estimate
+
+Estimates = Mapping[Scope, Mapping[str, Estimate]]
+
+
+def evaluate(pool: Pool, weights: Weights, scopes: Sequence[Scope]) -> Estimates:
+    """Estimate all metrics in all scopes; metrics of the whole server are left out of tenants' scopes."""
+    out: dict[Scope, dict[str, Estimate]] = {}
+    for scope in scopes:
+        view = View(pool, scope)
+        draws = weights.draws[:, view.span]
+        out[scope] = {
+            metric.name: estimate(metric.of(view), draws)
+            for metric in METRICS.values()
+            if scope.everybody or not metric.time_only
+        }
+    return out

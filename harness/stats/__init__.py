@@ -1,0 +1,1 @@
+"""Intervals and verdicts: block bootstrap, Holm's correction."""

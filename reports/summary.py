@@ -1,0 +1,219 @@
+"""From a run's records to summary.json, schema 1. Reads only the run's directory.
+
+Two equal runs give equal summaries, `run_facts` aside: figures are rounded to six significant digits,
+and the bootstrap draws the same blocks every time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from harness.errors import UserError
+from harness.metrics.evaluate import Estimates, evaluate
+from harness.metrics.pool import pool_of, windows_of
+from harness.metrics.registry import METRICS
+from harness.metrics.scope import Scope, phases_text, scopes_of
+from harness.metrics.validity import Reason, check_record, hits, never_fired
+from harness.records import SUMMARY, ArmRecord, Json, RunRecord, load_run, write_json
+from harness.stats.blocks import BlockGrid
+from harness.stats.bootstrap import Estimate, Weights
+from reports.comparisons import compare_arms
+
+SIGNIFICANT_DIGITS = 6
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluatedArm:
+    """One arm: its records, its figures, and what is wrong with it."""
+
+    name: str
+    plan: Json
+    records: tuple[ArmRecord, ...]
+    estimates: Estimates
+    reasons: tuple[Reason, ...]
+
+    @property
+    def valid(self) -> bool:
+        """False if its figures may not be believed."""
+        return not any(reason.fatal for reason in self.reasons)
+
+    @property
+    def idle(self) -> bool:
+        """True if it has patches and none of them fired."""
+        patches = self.plan["patches"]
+        return bool(patches) and bool(self.records) and not any(hits(self.records, p) for p in patches)
+
+
+def write_summary(run_dir: Path) -> Json:
+    """Build the summary of a run and write it into the run's directory, in one move."""
+    summary = build_summary(run_dir)
+    write_json(run_dir / SUMMARY, summary)
+    return summary
+
+
+def build_summary(run_dir: Path) -> Json:
+    """The summary of a run, as far as it has got; what is missing makes it invalid, with the reason.
+
+    Raises:
+        UserError: no arm is finished, or a record is damaged.
+    """
+    run = load_run(run_dir)
+    if not any(run.arms.values()):
+        raise UserError(f"{run_dir} holds no finished arm yet: run the same `bench run` command again")
+    arms = [_evaluated(run, arm, plan) for arm, plan in zip(run.arms, run.plan["arms"], strict=True)]
+    reasons = _run_reasons(run, arms)
+    summary = {
+        "schema": 1,
+        "run": run.plan["run"],
+        "valid": all(arm.valid for arm in arms) and not reasons,
+        "reasons": [reason.json() for reason in reasons],
+        "arms": [_arm_json(arm) for arm in arms],
+        "comparisons": compare_arms(arms),
+        "run_facts": _run_facts(run),
+    }
+    rounded: Json = _rounded(summary)
+    return rounded
+
+
+def _evaluated(run: RunRecord, name: str, plan: Json) -> EvaluatedArm:
+    records = run.arms[name]
+    missing = [seed for arm, seed in run.missing if arm == name]
+    reasons = [
+        Reason("missing", f"seed {seed} has not been run to its end: run the same command again", True)
+        for seed in missing
+    ]
+    if not records:
+        return EvaluatedArm(name, plan, records, {}, tuple(reasons))
+    reasons += [reason for record in records for reason in check_record(record)]
+    reasons += never_fired(records)
+    pool = pool_of(records)
+    scopes = scopes_of(
+        [window.number for window in windows_of(records[0])], list(dict.fromkeys(pool.tiers)), pool.tenants
+    )
+    weights = Weights.of(BlockGrid(windows_of(records[0]), len(records)))
+    estimates = evaluate(pool, weights, scopes)
+    few = [metric for metric, value in estimates[Scope()].items() if value.few_samples]
+    if few:
+        text = f"p99 from fewer than 459 samples (p90 is shown beside): {', '.join(few)}"
+        reasons.append(Reason("too_few_samples", text, False))
+    return EvaluatedArm(name, plan, records, estimates, tuple(reasons))
+
+
+def _run_reasons(run: RunRecord, arms: Sequence[EvaluatedArm]) -> list[Reason]:
+    reasons: list[Reason] = []
+    by_seed: dict[int, set[str]] = {}
+    for arm in arms:
+        for record in arm.records:
+            by_seed.setdefault(record.seed, set()).add(str(record.manifest["workload"]["sha256"]))
+    for seed, traces in sorted(by_seed.items()):
+        if len(traces) > 1:
+            text = f"seed {seed}: the arms replayed different traces, so they cannot be compared"
+            reasons.append(Reason("trace_mismatch", text, True))
+    wrong = [arm.name for arm in arms if not arm.valid]
+    if wrong:
+        reasons.append(Reason("invalid_arms", f"not to be believed: {', '.join(wrong)}", True))
+    return reasons
+
+
+def _arm_json(arm: EvaluatedArm) -> Json:
+    by_scope = {
+        str(scope): {name: _value_json(name, value) for name, value in values.items()}
+        for scope, values in arm.estimates.items()
+    }
+    overall = {**_mechanisms(arm), **by_scope.pop("all", {})}
+    out: Json = {
+        "name": arm.name,
+        "base": arm.plan.get("base", ""),
+        "patches": arm.plan["patches"],
+        "knobs": arm.plan["knobs"],
+        "engine_flags": arm.plan.get("engine_flags", {}),
+        "seeds": [record.seed for record in arm.records],
+        "valid": arm.valid,
+        "reasons": [reason.json() for reason in arm.reasons],
+        "schedule_digest": {str(r.seed): r.manifest.get("schedule_digest") for r in arm.records},
+        "hooks": {patch: {"hits": hits(arm.records, patch)} for patch in arm.plan["patches"]},
+        "metrics": overall,
+        "by_phase": {},
+        "by_tenant": {},
+        "by_tenant_phase": {},
+        "by_scope": {},
+    }
+    for scope in arm.estimates:
+        values = by_scope.get(str(scope))
+        if values is not None:
+            _place(out, scope, values)
+    return out
+
+
+def _place(out: Json, scope: Scope, values: Json) -> None:
+    phase = None if scope.phases is None else phases_text(scope.phases)
+    if scope.tier is not None:
+        out["by_scope"][str(scope)] = values
+    elif scope.tenant is not None and phase is not None:
+        out["by_tenant_phase"].setdefault(scope.tenant, {})[phase] = values
+    elif scope.tenant is not None:
+        out["by_tenant"][scope.tenant] = values
+    elif phase is not None:
+        out["by_phase"][phase] = values
+
+
+def _value_json(name: str, value: Estimate) -> Json:
+    out: Json = {"value": value.value, "ci95": value.ci95, "unit": METRICS[name].unit, "n": value.n}
+    if value.few_samples:
+        out["few_samples"] = True
+    if value.value is None:
+        out["reason"] = value.reason
+    return out
+
+
+def _mechanisms(arm: EvaluatedArm) -> Json:
+    """What the patches themselves counted, averaged over the seeds."""
+    found: dict[str, list[float]] = {}
+    for record in arm.records:
+        for values in record.receipt.get("metrics", {}).values():
+            for name, value in values.items():
+                if isinstance(value, (int, float)) and math.isfinite(value):
+                    found.setdefault(name, []).append(float(value))
+    return {
+        name: {"value": sum(values) / len(values), "ci95": None, "unit": unit_of(name), "n": len(values)}
+        for name, values in sorted(found.items())
+    }
+
+
+def unit_of(name: str) -> str:
+    """The unit of a patch's own metric, from its name."""
+    for part, unit in (("_ms", "ms"), ("_us", "us"), ("_tokens", "tokens"), ("_bytes", "bytes")):
+        if name.endswith(part) or f"{part}_" in name:
+            return unit
+    return "ratio" if name.endswith(("_rate", "_share", "_ratio", "_index")) else "count"
+
+
+def _run_facts(run: RunRecord) -> Json:
+    records = [record for arm in run.arms.values() for record in arm]
+    facts: list[Mapping[str, Any]] = [record.manifest.get("run_facts", {}) for record in records]
+    started = sorted(str(fact["started"]) for fact in facts if fact.get("started"))
+    hosts = sorted({str(fact["host"]) for fact in facts if fact.get("host")})
+    return {
+        "wall_s": sum(float(fact.get("wall_s", 0.0)) for fact in facts),
+        "upstream_s": sum(float(fact.get("upstream_s", 0.0)) for fact in facts),
+        "virtual_s": sum(float(record.manifest.get("virtual_s", 0.0)) for record in records),
+        "host": ", ".join(hosts),
+        "started": started[0] if started else None,
+    }
+
+
+def _rounded(value: Any) -> Any:
+    """Floats to six significant digits, whole ones among counts left as they are; NaN is refused."""
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            raise ValueError("a figure of the summary is not finite")
+        return float(f"{value:.{SIGNIFICANT_DIGITS}g}")
+    if isinstance(value, Mapping):
+        return {str(key): _rounded(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_rounded(item) for item in value]
+    return value
