@@ -105,7 +105,12 @@ class Profile(_Strict):
     tuned_comment: str = Field("", description="the sweep that chose them; `comment` in the table [tuned]")
     five_phase: FivePhase = Field(default_factory=FivePhase)
 
+    tables_of: str | None = Field(
+        None, description="built-in profile whose tables.json this one shares: the same GPU in another setting"
+    )
+
     path: Path = Field(exclude=True)
+    tables_path: Path = Field(exclude=True)
     sha256: str = Field(exclude=True, description="over both files, line ends normalised")
 
     @model_validator(mode="before")
@@ -135,7 +140,7 @@ class Profile(_Strict):
     @cached_property
     def tables(self) -> Tables:
         """The step-time tables, checked on first use."""
-        return Tables.load(self.path / "tables.json")
+        return Tables.load(self.tables_path)
 
 
 def model_dir(name: str) -> Path:
@@ -168,27 +173,39 @@ def load_profile(name: str) -> Profile:
 
 
 def _read(folder: Path) -> Profile:
-    toml, tables = folder / "profile.toml", folder / "tables.json"
-    digest = hashlib.sha256()
-    for file in (toml, tables):
-        try:
-            digest.update(file.read_bytes().replace(b"\r\n", b"\n"))
-        except OSError as error:
-            raise UserError(
-                f"{file}: cannot be read ({error.strerror}); a profile needs both files"
-            ) from None
+    toml = folder / "profile.toml"
+    text = _bytes_of(toml)
     try:
-        raw = tomllib.loads(toml.read_text(encoding="utf-8"))
+        raw = tomllib.loads(text.decode("utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UserError(f"{toml}: not valid TOML: {error}") from None
+    tables = _tables_folder(folder, toml, raw) / "tables.json"
+    digest = hashlib.sha256(text + _bytes_of(tables))
     try:
-        return Profile(**raw, path=folder, sha256=digest.hexdigest())
+        return Profile(**raw, path=folder, tables_path=tables, sha256=digest.hexdigest())
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"]) or "file"
         raise UserError(f"{toml}: {where}: {first['msg']}; docs/PROFILES.md lists the fields") from None
     except TypeError as error:
         raise UserError(f"{toml}: {error}; path and sha256 are not fields of the file") from None
+
+
+def _bytes_of(file: Path) -> bytes:
+    try:
+        return file.read_bytes().replace(b"\r\n", b"\n")
+    except OSError as error:
+        raise UserError(f"{file}: cannot be read ({error.strerror}); a profile needs both files") from None
+
+
+def _tables_folder(folder: Path, toml: Path, raw: dict[str, Any]) -> Path:
+    """Its own folder, or that of the built-in profile whose tables it shares."""
+    shared = raw.get("tables_of")
+    if shared is None:
+        return folder
+    if shared not in list_profiles():
+        raise UserError(f"{toml}: tables_of names no built-in profile: {shared!r}")
+    return BUILT_IN / str(shared)
 
 
 def read_model_config(name: str) -> dict[str, Any]:

