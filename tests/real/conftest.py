@@ -1,0 +1,83 @@
+"""A real model, small enough for a test: two layers of Llama with properly random weights.
+
+`load_format=dummy` would not do: its output loops with period 2, so two schedules agree by luck.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+# The CPU attention kernel takes multiples of 32.
+BLOCK_SIZE = 32
+MAX_MODEL_LEN = 512
+
+
+@pytest.fixture(scope="session")
+def small_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with config and weights; the same weights in every session."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    folder = tmp_path_factory.mktemp("small-llama")
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        head_dim=32,
+        vocab_size=1024,
+        max_position_embeddings=4096,
+        bos_token_id=1,
+        eos_token_id=2,
+        tie_word_embeddings=False,
+        # Wide enough that logits differ clearly: near-ties would flip with the batch's shape.
+        initializer_range=0.35,
+        dtype="float32",
+    )
+    LlamaForCausalLM(config).float().save_pretrained(folder)
+    return folder
+
+
+@contextmanager
+def real_engine(model: Path, patches: str, blocks: int) -> Iterator[Any]:
+    """vLLM's LLMEngine in this process, with these patches installed ("" for none)."""
+    from vllm import envs
+    from vllm.engine.arg_utils import EngineArgs
+    from vllm.v1.engine.llm_engine import LLMEngine
+
+    from patches.seam.adapter import install
+    from patches.seam.plan import resolve
+
+    envs.disable_envs_cache()
+    installation = install(resolve(patches)) if patches else None
+    engine = LLMEngine.from_engine_args(
+        EngineArgs(
+            model=str(model),
+            skip_tokenizer_init=True,
+            dtype="float32",
+            enforce_eager=True,
+            max_model_len=MAX_MODEL_LEN,
+            max_num_seqs=8,
+            max_num_batched_tokens=256,
+            block_size=BLOCK_SIZE,
+            num_gpu_blocks_override=blocks,
+            enable_prefix_caching=True,
+            # No profiling of the host memory: it depends on what else runs.
+            kv_cache_memory_bytes=64 * 2**20,
+            disable_log_stats=True,
+        ),
+        enable_multiprocessing=False,
+    )
+    try:
+        yield engine
+    finally:
+        engine.engine_core.shutdown()
+        if installation is not None:
+            installation.undo()
