@@ -104,7 +104,7 @@ def make_pool(queue: QueueFactory, blocks: int) -> Any:
     """vLLM's BlockPool with `blocks` usable blocks whose free ones are kept by `queue`'s product."""
     module: Any = importlib.import_module("vllm.v1.core.block_pool")
 
-    class Pool(module.BlockPool):  # type: ignore[misc]
+    class Pool(module.BlockPool):
         """Tells the queue of hits on blocks in use, as the adapter does in an engine."""
 
         def touch(self, blocks: Any) -> None:

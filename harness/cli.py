@@ -5,8 +5,8 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+from typing import Any
 
-import click
 import typer
 
 from harness.errors import GateFailed, RunFailed, UserError
@@ -23,6 +23,9 @@ _COMMANDS = (
     "cache_cmd",
 )
 _INTERRUPTED = 130
+# typer carries a click of its own and names only the last of these classes in public.
+_UsageError: Any = typer.BadParameter.__mro__[1]
+_ClickError: Any = typer.BadParameter.__mro__[2]
 
 
 def app() -> typer.Typer:
@@ -52,15 +55,15 @@ def _run(arguments: list[str] | None) -> int:
         sys.stdout.flush()
     except (UserError, RunFailed, GateFailed) as error:
         return _say(str(error), error.exit_code)
-    except click.exceptions.Exit as done:
-        return done.exit_code
-    except click.UsageError as error:
+    except typer.Exit as done:
+        result = done.exit_code
+    except _UsageError as error:
         where = error.ctx.command_path if error.ctx is not None else "bench"
         return _say(f"{where}: {error.format_message()} (see {where} --help)", 2)
-    except click.ClickException as error:
+    except _ClickError as error:
         return _say(error.format_message(), error.exit_code)
-    except (KeyboardInterrupt, click.Abort):
-        return _say("interrupted; what was finished is kept, the same command goes on from there", _INTERRUPTED)
+    except (KeyboardInterrupt, typer.Abort):
+        return interrupted()
     except BrokenPipeError:
         # The reader of our output is gone (as with `| head`): nothing is wrong, and nothing can be said.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -68,7 +71,15 @@ def _run(arguments: list[str] | None) -> int:
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
         return _say(f"{where}{error.strerror or error}", 1)
+    # typer turns Ctrl-C into an exit with this code, and an exit into a return value.
+    if result == _INTERRUPTED:
+        return interrupted()
     return result if isinstance(result, int) else 0
+
+
+def interrupted() -> int:
+    """What Ctrl-C leaves to be said."""
+    return _say("interrupted; what was finished is kept, the same command goes on from there", _INTERRUPTED)
 
 
 def _say(text: str, code: int) -> int:

@@ -96,7 +96,9 @@ class LiveDisplay(AbstractContextManager["LiveDisplay"]):
         from rich.console import Group
         from rich.live import Live
 
-        self._live = Live(Group(self._bars, self._whole), console=console, refresh_per_second=5, transient=True)
+        self._live = Live(
+            Group(self._bars, self._whole), console=console, refresh_per_second=5, transient=True
+        )
         self._console = console
         self._tasks: dict[str, TaskID] = {}
         # Finer than whole runs, so that the estimate of what is left moves.

@@ -49,7 +49,9 @@ def _prepare(plan: RunPlan, run_dir: Path) -> None:
         except (json.JSONDecodeError, AttributeError):
             raise UserError(f"{path} is damaged; delete the folder {run_dir} and run again") from None
         if not same:
-            raise UserError(f"{run_dir} holds another run (its plan differs); choose another --out or delete it")
+            raise UserError(
+                f"{run_dir} holds another run (its plan differs); choose another --out or delete it"
+            )
         return
     if run_dir.exists() and any(run_dir.iterdir()):
         raise UserError(f"{run_dir} is not empty and holds no run; choose another --out")
@@ -63,7 +65,16 @@ def _drive(
     vllm_metadata.ensure()
     failed: list[str] = []
     runner = subprocess.Popen(
-        [sys.executable, "-m", "harness.runner", str(run_dir), "--jobs", str(jobs), "--command", json.dumps(command)],
+        [
+            sys.executable,
+            "-m",
+            "harness.runner",
+            str(run_dir),
+            "--jobs",
+            str(jobs),
+            "--command",
+            json.dumps(command),
+        ],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         stdin=subprocess.DEVNULL,

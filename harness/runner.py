@@ -67,7 +67,6 @@ def _warm_up(plan: plans.RunPlan) -> None:
     from harness.engines.virtual.config import engine_config
 
     engine_config(plan.profile.model_dir, plan.arms[0].flags)
-    import harness.engines.virtual.engine
     import vllm.v1.engine.core  # noqa: F401
 
 
@@ -108,7 +107,13 @@ class _Pool:
 
     def _start(self, arm: str, seed: int) -> Any:
         workload = self._workload(seed)
-        say("started", arm=arm, seed=seed, requests=len(workload.requests), virtual_s=workload.phases[-1].end_ns / 1e9)
+        say(
+            "started",
+            arm=arm,
+            seed=seed,
+            requests=len(workload.requests),
+            virtual_s=workload.phases[-1].end_ns / 1e9,
+        )
         child = self._fork.Process(target=self._work, args=(arm, seed, workload))
         child.start()
         return child

@@ -46,7 +46,13 @@ REQUESTS: tuple[Column, ...] = (
     Column("first_chunk_tokens", _i32, "tokens", "tokens that came with the first chunk"),
     Column("prompt_tokens", _i32, "tokens", "prompt length as planned"),
     Column("prompt_tokens_counted", _i32, "tokens", "prompt length as the server counted it", nullable=True),
-    Column("cached_tokens", _i32, "tokens", "prompt tokens found in the prefix cache at first admission", nullable=True),
+    Column(
+        "cached_tokens",
+        _i32,
+        "tokens",
+        "prompt tokens found in the prefix cache at first admission",
+        nullable=True,
+    ),
     Column("output_tokens_planned", _i32, "tokens", "length of the true output"),
     Column("output_tokens", _i32, "tokens", "tokens received"),
     Column("preemptions", _i32, "count", "times it was preempted"),
@@ -99,8 +105,5 @@ STATUSES = ("ok", "rejected", "expired", "cancelled", "failed")
 def arrow_schema(table: str) -> pa.Schema:
     """The Arrow schema of one table; units and meanings travel as field metadata."""
     return pa.schema(
-        [
-            pa.field(c.name, c.type, c.nullable, {"unit": c.unit, "meaning": c.meaning})
-            for c in TABLES[table]
-        ]
+        [pa.field(c.name, c.type, c.nullable, {"unit": c.unit, "meaning": c.meaning}) for c in TABLES[table]]
     )

@@ -49,7 +49,13 @@ def build_workload(plan: RunPlan, seed: int) -> Workload:
 
 
 def run_task(
-    plan: RunPlan, arm: Arm, seed: int, workload: Workload, run_dir: Path, command: Sequence[str], progress: Progress
+    plan: RunPlan,
+    arm: Arm,
+    seed: int,
+    workload: Workload,
+    run_dir: Path,
+    command: Sequence[str],
+    progress: Progress,
 ) -> Finished:
     """Serve the trace with this arm's engine and write `run_dir/<arm>/seed-<n>/`."""
     from harness.engines.virtual.engine import VirtualEngine

@@ -16,11 +16,17 @@ def register(app: typer.Typer) -> None:
 
 
 def capacity(
-    profile: Annotated[str, typer.Option(help="GPU/MODEL, or a folder with a profile.toml")] = DEFAULT_PROFILE,
-    seed: Annotated[int, typer.Option(help="seed of the probing traffic (not one of the runs' seeds)", min=0)] = 1000,
+    profile: Annotated[
+        str, typer.Option(help="GPU/MODEL, or a folder with a profile.toml")
+    ] = DEFAULT_PROFILE,
+    seed: Annotated[
+        int, typer.Option(help="seed of the probing traffic (not one of the runs' seeds)", min=0)
+    ] = 1000,
     first: Annotated[float, typer.Option(help="scale of the rates to begin with", min=0.0001)] = 0.25,
     write: Annotated[bool, typer.Option("--write", help="put the rates into the profile's file")] = False,
-    json_path: Annotated[Path | None, typer.Option("--json", help="also write the figures to this file")] = None,
+    json_path: Annotated[
+        Path | None, typer.Option("--json", help="also write the figures to this file")
+    ] = None,
 ) -> None:
     """Find the rate of each phase's mix at which the backlog starts to grow, and the rates that follow."""
     from rich.console import Console
@@ -59,8 +65,13 @@ def capacity(
                 "profile": loaded.name,
                 "slo_factor": factor,
                 "phases": [
-                    {"phase": c.phase, "capacity_scale": c.scale, "capacity_rps": c.offered_rps, "load": c.load,
-                     "rate_scale": c.rate_scale}
+                    {
+                        "phase": c.phase,
+                        "capacity_scale": c.scale,
+                        "capacity_rps": c.offered_rps,
+                        "load": c.load,
+                        "rate_scale": c.rate_scale,
+                    }
                     for c in found
                 ],
             },

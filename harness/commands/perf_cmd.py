@@ -21,7 +21,9 @@ def perf(
     steps: Annotated[int, typer.Option(help="steps in a turn", min=1)] = 10,
     blocks: Annotated[int, typer.Option(help="KV blocks; 0 is twice what the running ones need", min=0)] = 0,
     set_: Annotated[list[str] | None, typer.Option("--set", help="a knob: PATCH.KNOB=VALUE")] = None,
-    json_path: Annotated[Path | None, typer.Option("--json", help="also write the figures to this file")] = None,
+    json_path: Annotated[
+        Path | None, typer.Option("--json", help="also write the figures to this file")
+    ] = None,
 ) -> None:
     """Time vLLM's schedule + update with and without patches, in turns, on the real scheduler."""
     from rich.console import Console

@@ -24,7 +24,9 @@ def run(
     ] = "",
     phase: Annotated[str, typer.Option(help="all, one of 1..5, or a list such as 2,4")] = "all",
     seeds: Annotated[int, typer.Option(help="seeds 0..N-1, paired over the arms", min=1, max=1000)] = 3,
-    profile: Annotated[str, typer.Option(help="GPU/MODEL, or a folder with a profile.toml")] = DEFAULT_PROFILE,
+    profile: Annotated[
+        str, typer.Option(help="GPU/MODEL, or a folder with a profile.toml")
+    ] = DEFAULT_PROFILE,
     set_: Annotated[
         list[str] | None, typer.Option("--set", help="a knob: PATCH.KNOB=VALUE; may be repeated")
     ] = None,
@@ -33,16 +35,26 @@ def run(
     only_arms: Annotated[str, typer.Option(help="run only these arms, comma separated")] = "",
     base: Annotated[str, typer.Option(help="flags under the patches: tuned or stock")] = "tuned",
     each: Annotated[bool, typer.Option("--each", help="add an arm for each patch alone")] = False,
-    leave_one_out: Annotated[bool, typer.Option("--leave-one-out", help="add an arm without each patch")] = False,
+    leave_one_out: Annotated[
+        bool, typer.Option("--leave-one-out", help="add an arm without each patch")
+    ] = False,
     mode: Annotated[str, typer.Option(help="deployment mode: single")] = "single",
-    engine: Annotated[str, typer.Option(help="virtual (the default; live and emulated are planned)")] = "virtual",
+    engine: Annotated[
+        str, typer.Option(help="virtual (the default; live and emulated are planned)")
+    ] = "virtual",
     rate_scale: Annotated[float, typer.Option(help="factor on all arrival rates", min=0.001)] = 1.0,
     time_scale: Annotated[float, typer.Option(help="factor on the length of the phases", min=0.001)] = 1.0,
     length_scale: Annotated[float, typer.Option(help="factor on prompt and output lengths", min=0.001)] = 1.0,
     jobs: Annotated[int, typer.Option(help="runs at a time; 0 is one a core", min=0)] = 0,
-    out: Annotated[Path | None, typer.Option(help="the run's folder (default: results/<name of the plan>)")] = None,
-    fresh: Annotated[bool, typer.Option("--fresh", help="delete what an earlier run of this plan left")] = False,
-    json_path: Annotated[Path | None, typer.Option("--json", help="also write the summary to this file")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="the run's folder (default: results/<name of the plan>)")
+    ] = None,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="delete what an earlier run of this plan left")
+    ] = False,
+    json_path: Annotated[
+        Path | None, typer.Option("--json", help="also write the summary to this file")
+    ] = None,
 ) -> None:
     """Replay the five-phase workload with stock vLLM, upstream's best flags, and your patches."""
     from rich.console import Console
@@ -54,6 +66,9 @@ def run(
     from patches.seam.plan import resolve
     from workloads import five_phase
 
+    if phase.strip() == "list":
+        typer.echo("\n".join(five_phase.phase_lines()))
+        return
     if engine != "virtual":
         raise UserError(f"--engine {engine}: only 'virtual' is built so far; live and emulated are planned")
     if base not in BASELINES:

@@ -18,21 +18,37 @@ class EngineFlags(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
-    max_model_len: int = Field(32768, ge=16, description="longest prompt plus output, tokens")
-    max_num_batched_tokens: int = Field(2048, ge=1, description="token budget of one step")
-    max_num_seqs: int = Field(256, ge=1, description="requests that may run at once")
-    max_num_active_seqs: int | None = Field(None, ge=1, description="admission limit below max_num_seqs")
-    scheduling_policy: Literal["fcfs", "priority"] = Field("fcfs", description="order of waiting requests")
-    watermark: float = Field(0.0, ge=0.0, lt=1.0, description="share of KV blocks kept free at admission")
-    long_prefill_token_threshold: int = Field(0, ge=0, description="tokens a step for one long prefill; 0 is no cap")
-    long_prefill_token_threshold_adaptive: bool = Field(False, description="floor that cap at a fair share")
-    max_num_queued_reqs: int | None = Field(None, ge=0, description="unfinished requests before a 503")
-    max_num_queued_tokens: int | None = Field(None, ge=0, description="prefill backlog in tokens before a 503")
-    scheduler_reserve_full_isl: bool = Field(True, description="admit only if the whole prompt fits")
-    enable_prefix_caching: bool = Field(True, description="reuse KV blocks of equal prefixes")
-    prefix_caching_hash_algo: Literal["sha256", "sha256_cbor"] = Field("sha256", description="block hash")
-    async_scheduling: bool = Field(True, description="schedule a step before the last one's output")
-    block_size: int = Field(16, ge=1, description="tokens in a KV block")
+    max_model_len: int = Field(default=32768, ge=16, description="longest prompt plus output, tokens")
+    max_num_batched_tokens: int = Field(default=2048, ge=1, description="token budget of one step")
+    max_num_seqs: int = Field(default=256, ge=1, description="requests that may run at once")
+    max_num_active_seqs: int | None = Field(
+        default=None, ge=1, description="admission limit below max_num_seqs"
+    )
+    scheduling_policy: Literal["fcfs", "priority"] = Field(
+        default="fcfs", description="order of waiting requests"
+    )
+    watermark: float = Field(
+        default=0.0, ge=0.0, lt=1.0, description="share of KV blocks kept free at admission"
+    )
+    long_prefill_token_threshold: int = Field(
+        default=0, ge=0, description="tokens a step for one long prefill; 0 is no cap"
+    )
+    long_prefill_token_threshold_adaptive: bool = Field(
+        default=False, description="floor that cap at a fair share"
+    )
+    max_num_queued_reqs: int | None = Field(
+        default=None, ge=0, description="unfinished requests before a 503"
+    )
+    max_num_queued_tokens: int | None = Field(
+        default=None, ge=0, description="prefill backlog in tokens before a 503"
+    )
+    scheduler_reserve_full_isl: bool = Field(default=True, description="admit only if the whole prompt fits")
+    enable_prefix_caching: bool = Field(default=True, description="reuse KV blocks of equal prefixes")
+    prefix_caching_hash_algo: Literal["sha256", "sha256_cbor"] = Field(
+        default="sha256", description="block hash"
+    )
+    async_scheduling: bool = Field(default=True, description="schedule a step before the last one's output")
+    block_size: int = Field(default=16, ge=1, description="tokens in a KV block")
 
 
 def parse_flags(raw: Mapping[str, Any], where: str) -> EngineFlags:

@@ -106,7 +106,8 @@ class Profile(_Strict):
     five_phase: FivePhase = Field(default_factory=FivePhase)
 
     tables_of: str | None = Field(
-        None, description="built-in profile whose tables.json this one shares: the same GPU in another setting"
+        None,
+        description="built-in profile whose tables.json this one shares: the same GPU in another setting",
     )
 
     path: Path = Field(exclude=True)

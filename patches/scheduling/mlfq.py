@@ -32,9 +32,14 @@ class MlfqKnobs(Knobs):
 
     level0_tokens: int = Field(128, ge=1, description="consumption up to which a request is in level 0")
     level1_tokens: int = Field(512, ge=1, description="consumption up to which it is in level 1")
-    level2_tokens: int = Field(2048, ge=1, description="consumption up to which it is in level 2; beyond is level 3")
+    level2_tokens: int = Field(
+        2048, ge=1, description="consumption up to which it is in level 2; beyond is level 3"
+    )
     yield_share: float = Field(
-        0.75, ge=0, le=1, description="most of a step's token budget that running prefills leave to the queue's head"
+        0.75,
+        ge=0,
+        le=1,
+        description="most of a step's token budget that running prefills leave to the queue's head",
     )
 
     @model_validator(mode="after")

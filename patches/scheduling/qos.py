@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import Field
 
-from patches.scheduling.rates import Rate, WaitStats
+from patches.scheduling.rates import Rate
 from patches.seam.patch import Hooks, KeyPart, Knobs, Patch
 
 WHY = """
@@ -39,14 +39,22 @@ class QosKnobs(Knobs):
     ageing_backlog_factor: float = Field(
         1.0, ge=0, description="ageing period as a multiple of the time that the backlog needs to drain"
     )
-    preempt: bool = Field(True, description="whether a waiting request may evict a running one of a worse class")
+    preempt: bool = Field(
+        True, description="whether a waiting request may evict a running one of a worse class"
+    )
     preempt_class_gap_levels: int = Field(2, ge=1, description="classes by which the victim must be worse")
     preempt_gain_factor: float = Field(
-        2.0, ge=1, description="weight of a class: waiting time counts this factor more for each class between"
+        2.0,
+        ge=1,
+        description="weight of a class: waiting time counts this factor more for each class between",
     )
-    preempt_cooldown_s: float = Field(1.0, ge=0, description="a request admitted later than this ago is no victim")
+    preempt_cooldown_s: float = Field(
+        1.0, ge=0, description="a request admitted later than this ago is no victim"
+    )
     preempt_max_requests: int = Field(4, ge=1, description="most victims in one step")
-    preempt_max_times: int = Field(3, ge=1, description="a request preempted this often is no victim any more")
+    preempt_max_times: int = Field(
+        3, ge=1, description="a request preempted this often is no victim any more"
+    )
 
 
 class _Qos:
@@ -57,11 +65,9 @@ class _Qos:
         self._class_of: dict[str, int] = {}
         self._admitted_s: dict[str, float] = {}
         self._served = Rate(horizon_s=5.0)
-        self._short_waits = WaitStats()
         self._blocked = ("", 0.0)
-        context.gauge("short_queue_wait_ms", self._short_waits.p99_ms)
-        context.gauge("qos_preemptions", lambda: float(self._preemptions))
         self._preemptions = 0
+        context.gauge("qos_preemptions", lambda: float(self._preemptions))
 
     # order
 
@@ -151,21 +157,12 @@ class _Qos:
     # bookkeeping
 
     def after_schedule(self, scheduler_output: Any, now: float) -> None:
-        """Measure the service rate, and the wait of what was admitted."""
+        """Measure the service rate; remember when each request was admitted."""
         self._served.add(scheduler_output.total_num_scheduled_tokens, now)
         for new in scheduler_output.scheduled_new_reqs:
-            self._on_admission(new.req_id, now)
+            self._admitted_s[new.req_id] = now
         for request_id in scheduler_output.scheduled_cached_reqs.resumed_req_ids:
             self._admitted_s[request_id] = now
-
-    def _on_admission(self, request_id: str, now: float) -> None:
-        first = request_id not in self._admitted_s
-        self._admitted_s[request_id] = now
-        request = self._context.scheduler.requests.get(request_id)
-        if first and request is not None:
-            info = self._context.request_info(request)
-            if info.prompt_tokens < self._knobs.short_prompt_tokens:
-                self._short_waits.add(now - info.queued_s)
 
     def on_finish(self, request: Any, now: float) -> None:
         """Forget it."""
@@ -196,7 +193,7 @@ PATCH = Patch(
     why=WHY,
     how=HOW,
     baseline="--scheduling-policy priority: a static number; it never evicts running work for waiting work",
-    mechanism="short_queue_wait_ms",
+    mechanism="short_queue_wait_ms_p99",
     replaces=("scheduling_policy",),
     references=(
         "Karlin, Manasse, Rudolph, Sleator: Competitive snoopy caching (1988), for the rent-or-buy rule",

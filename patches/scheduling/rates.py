@@ -1,9 +1,8 @@
-"""Small running statistics that several scheduling patches need."""
+"""A running rate, as several scheduling patches need it."""
 
 from __future__ import annotations
 
 import math
-from array import array
 
 
 class Rate:
@@ -36,21 +35,3 @@ class Rate:
     def per_s(self) -> float:
         """Amount per second; 0 before any time has passed."""
         return self._amount / self._time if self._time > 0 else 0.0
-
-
-class WaitStats:
-    """Waits in seconds, kept whole for exact percentiles: eight bytes a request."""
-
-    def __init__(self) -> None:
-        self._waits = array("d")
-
-    def add(self, wait_s: float) -> None:
-        """Record one wait."""
-        self._waits.append(wait_s)
-
-    def p99_ms(self) -> float:
-        """Nearest-rank 99th percentile, ms; NaN without samples."""
-        if not self._waits:
-            return math.nan
-        ranked = sorted(self._waits)
-        return 1000 * ranked[math.ceil(0.99 * len(ranked)) - 1]

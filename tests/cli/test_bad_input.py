@@ -57,7 +57,11 @@ from harness.cli import _run
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(
-    arguments: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    arguments: str,
+    says: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "broken.toml").write_text("arm = [\n")
@@ -77,7 +81,18 @@ def test_bad_input_is_one_line_and_exit_code_2(
 
 
 def test_help_says_that_figures_can_be_had_as_json(capsys: pytest.CaptureFixture[str]) -> None:
-    for command in ("run", "report", "compare", "patches", "plan", "doctor", "workload", "validate", "perf", "cache"):
+    for command in (
+        "run",
+        "report",
+        "compare",
+        "patches",
+        "plan",
+        "doctor",
+        "workload",
+        "validate",
+        "perf",
+        "cache",
+    ):
         assert _run([command, "--help"]) == 0
         assert "--json" in capsys.readouterr().out, command
 

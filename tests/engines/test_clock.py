@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 import types
+from functools import partial
 
 import hypothesis.strategies as st
 from hypothesis import given
@@ -25,8 +26,12 @@ _REAL_CLOCKS = (
 def test_events_fire_once_in_order_and_time_never_goes_back(events: list[int], stops: list[int]) -> None:
     clock = VirtualClock()
     fired: list[tuple[int, int]] = []
+
+    def note(number: int) -> None:
+        fired.append((clock.now_ns, number))
+
     for number, due in enumerate(events):
-        clock.at(due, lambda n=number: fired.append((clock.now_ns, n)))
+        clock.at(due, partial(note, number))
     seen = 0
     for stop in stops:
         clock.advance_to(stop)
@@ -65,8 +70,9 @@ def test_sleeping_moves_the_virtual_clock_only() -> None:
 
 def test_no_loaded_engine_module_keeps_a_real_clock() -> None:
     """Walks over the globals of every module of vLLM's engine that a virtual run loads."""
-    import harness.engines.virtual.engine
     import vllm.v1.engine.core  # noqa: F401
+
+    import harness.engines.virtual.engine  # noqa: F401
 
     with vllm_reads(VirtualClock()):
         leaks = [

@@ -20,7 +20,7 @@ from patches.seam.adapter import install
 from patches.seam.context import Context
 from patches.seam.patch import Hooks, Knobs, Patch
 from patches.seam.plan import Chosen, PatchPlan
-from tests.engines.traffic import LONG, NS, ConstantStep, request, workload
+from tests.engines.traffic import LONG, NS, SHORT, ConstantStep, request, workload
 from workloads.request import Workload
 
 Serve = Callable[..., VirtualRun]
@@ -57,7 +57,7 @@ MIXED = [
         0.05 * i,
         prompt=900 if i % 5 == 0 else 200,
         output=40 if i % 5 == 0 else 12,
-        tenant=LONG if i % 5 == 0 else request.__kwdefaults__["tenant"],
+        tenant=LONG if i % 5 == 0 else SHORT,
         cancel_s=0.05 * i + 0.3 if i % 7 == 3 else None,
         shared=64,
     )
@@ -153,7 +153,6 @@ def closed_until(opens_s: float | None) -> Patch:
     def build(knobs: Knobs, context: Context) -> Hooks:
         return Hooks(waiting_gate=lambda r, now: "closed" if opens_s is None or now < opens_s else None)
 
-    text = dict.fromkeys(("summary", "why", "how", "baseline", "mechanism", "removable_when"), "a test")
     return Patch(
         name="closed",
         number="",
@@ -162,7 +161,12 @@ def closed_until(opens_s: float | None) -> Patch:
         build=build,
         seams=("waiting_gate",),
         ranks={"waiting_gate": 1},
-        **text,
+        summary="holds every request until a time",
+        why="a test",
+        how="a test",
+        baseline="a test",
+        mechanism="a test",
+        removable_when="a test",
     )
 
 

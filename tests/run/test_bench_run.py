@@ -77,7 +77,13 @@ def test_a_run_leaves_every_record_and_a_summary_of_schema_1(finished: Path) -> 
         assert arm["metrics"]["offered"]["value"] > 0
         assert set(arm["by_phase"]) >= {"1", "4"}
         assert set(arm["by_tenant"]) == {
-            "gold-a", "gold-b", "silver-0", "silver-1", "silver-2", "bronze-0", "bronze-1",
+            "gold-a",
+            "gold-b",
+            "silver-0",
+            "silver-1",
+            "silver-2",
+            "bronze-0",
+            "bronze-1",
         }
     assert {c["verdict"] for c in summary["comparisons"]} <= {"better", "worse", "same", "undetermined"}
     offered = {arm["metrics"]["offered"]["value"] for arm in summary["arms"]}

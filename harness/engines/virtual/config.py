@@ -53,4 +53,3 @@ def engine_config(model_dir: Path, flags: EngineFlags) -> Any:
     ).create_engine_config()
     config.scheduler_config.async_scheduling = async_scheduling
     return config
-

@@ -173,10 +173,7 @@ class Recorder:
             "requests": self._requests(),
             "tokens": self._tokens(),
             "steps": pa.Table.from_arrays(
-                [
-                    pa.array(np.asarray(self._steps[f.name])).cast(f.type)
-                    for f in arrow_schema("steps")
-                ],
+                [pa.array(np.asarray(self._steps[f.name])).cast(f.type) for f in arrow_schema("steps")],
                 schema=arrow_schema("steps"),
             ),
             "events": self._event_table(),
