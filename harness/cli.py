@@ -11,6 +11,10 @@ import typer
 
 from harness.errors import GateFailed, RunFailed, UserError
 
+# Products of small matrices, beside other processes: a second thread only waits for its turn. Read by
+# numpy's BLAS when it is first imported, which no command does before this module.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 _COMMANDS = (
     "run_cmd",
     "report_cmd",

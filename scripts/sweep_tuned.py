@@ -3,8 +3,9 @@
 Two stages on one seed that no run uses. First the sizes of a step (token budget, requests), under the
 priority policy; then, on the best of these, what guards it (watermark, cap on long prefills, queue
 limit). The best is the arm with the highest SLO attainment over all offered requests; among those
-within half a point of it, the one with the lowest short TTFT p99. Arms that lose more than 3% of the
-best output throughput are out.
+within half a point of it, the one with the lowest short TTFT p99. Out are arms that lose more than 3% of
+the best output throughput, and arms whose steps may be larger than what the profile's tables cover: a
+verdict against a baseline must not rest on extrapolated step times.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ GUARDS: list[dict[str, Any]] = [
     {"watermark": 0.1},
     {"long_prefill_token_threshold": 256},
     {"long_prefill_token_threshold": 512},
+    {"long_prefill_token_threshold": 1024},
     {"long_prefill_token_threshold": 256, "watermark": 0.05},
     {"long_prefill_token_threshold": 512, "watermark": 0.05},
     {
@@ -61,9 +63,9 @@ def main() -> None:
     args = parser.parse_args()
     profile, console = load_profile(args.profile), Console()
     sizes = _stage(profile, SIZES, {}, args.out / "sizes", console)
-    best_size = _best(sizes)
+    best_size = _best(sizes, profile)
     guards = _stage(profile, [{}, *GUARDS], best_size["flags"], args.out / "guards", console)
-    best = _best(guards)
+    best = _best(guards, profile)
     write_text(args.page, _page(profile, sizes, guards, best))
     console.print(f"best: {json.dumps(best['flags'], sort_keys=True)}; see {args.page}", highlight=False)
 
@@ -109,8 +111,15 @@ def _name(variant: dict[str, Any]) -> str:
     return "-".join(words) or "no-guards"
 
 
-def _best(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    candidates = [row for row in rows if row["flags"] or row["name"] == "no-guards"]
+def _best(rows: list[dict[str, Any]], profile: Profile) -> dict[str, Any]:
+    domain = profile.domain
+    candidates = [
+        row
+        for row in rows
+        if row["flags"]
+        and row["flags"]["max_num_batched_tokens"] <= domain.max_tokens
+        and row["flags"]["max_num_seqs"] <= domain.max_sequences
+    ]
     floor = KEPT_THROUGHPUT * max(row["output_tok_per_s"] for row in candidates)
     kept = [row for row in candidates if row["output_tok_per_s"] >= floor]
     top = max(row["attainment"] for row in kept)
@@ -131,7 +140,9 @@ def _page(
         "# How `tuned` was chosen\n\n"
         f"Made by `scripts/sweep_tuned.py --profile {profile.name}`: five phases, seed {SEED}, which no run uses.\n"
         "The best arm has the highest SLO attainment over all offered requests (a rejected request is a miss); among\n"
-        "those within half a point, the lowest short TTFT p99; arms that lose more than 3% of output throughput are out.\n\n"
+        "those within half a point, the lowest short TTFT p99. Out are arms that lose more than 3% of output throughput, and\n"
+        f"those with steps beyond the {profile.domain.max_tokens:,} tokens or {profile.domain.max_sequences} requests that "
+        "the profile's tables cover: no verdict\nshould rest on extrapolated step times. They are listed all the same.\n\n"
         f"## Sizes of a step\n\n{head}{''.join(map(_row, sizes))}\n"
         f"## Guards, on the best size\n\n{head}{''.join(map(_row, guards))}\n"
         f"## Chosen\n\n{flags}\n"

@@ -1,8 +1,8 @@
-"""S7: multi-level feedback queue: what has consumed little goes first, without knowing lengths."""
+"""S7: multi-level feedback queue: what has had little service goes first, and the last level takes what is left."""
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left
 from typing import Any
 
 from pydantic import Field, model_validator
@@ -11,35 +11,53 @@ from patches.seam.patch import Hooks, KeyPart, Knobs, Patch
 
 WHY = """
 Nobody tells the scheduler how long an answer will be. Under first come, first served a request that has had thousands
-of tokens of service and one that has had none are equals, so a long prefill holds the token budget step after step
-while short prompts wait behind it.
+of tokens of service and one that has had none are equals: a long prefill fills step after step, each step takes as long
+as its prefill, and the short prompt that came a moment later waits for two of them before its own.
 """
 
 HOW = """
-Each request has a level from the tokens that were computed for it, prompt and output alike (cached tokens are free):
-level 0 up to 128, level 1 up to 512, level 2 up to 2,048, level 3 beyond. Lower levels go first, first come first
-served inside one. A preempted request is lifted by one level, so that it is not sent to the end of the line again, and
-what it has consumed is not forgotten.
+Each request has a level from the tokens that were computed for it, prompt and output alike: level 0 up to 128, level 1
+up to 512, level 2 up to 2,048, level 3 beyond. A prompt is work that is known in advance, so it counts from the start;
+of the answer only what was generated counts. Lower levels go first, first come first served inside one. A preempted
+request is lifted by one level, so that it is not sent to the end of the line again, and what it has consumed is not
+forgotten.
 
-Upstream gives the budget to running requests before it looks at waiting ones. So a running prefill of a worse level
-than the request at the head of the queue leaves it room in the step: as many tokens as that request could use, if it
-could be admitted at all (otherwise the room would stay empty), and never more than a set share of the budget.
+Order alone would change little, since upstream gives the budget to running requests before it looks at waiting ones,
+and since a step lasts as long as its prefill whoever goes first. So level 3 takes what the others leave: as long as
+anyone of a better level runs or waits, its prefills share a small part of each step, one of them prefills at a time
+(more would only hold more blocks, half filled), and a prompt of level 3 is admitted only if it leaves some KV blocks
+free for the others. If none was admitted for a while the next one no longer has to, so level 3 is slowed but never
+starved. By itself it gets whole steps.
 """
 
 
 class MlfqKnobs(Knobs):
     """What may be tuned."""
 
-    level0_tokens: int = Field(128, ge=1, description="consumption up to which a request is in level 0")
-    level1_tokens: int = Field(512, ge=1, description="consumption up to which it is in level 1")
+    level0_tokens: int = Field(128, ge=1, description="service up to which a request is in level 0")
+    level1_tokens: int = Field(512, ge=1, description="service up to which it is in level 1")
     level2_tokens: int = Field(
-        2048, ge=1, description="consumption up to which it is in level 2; beyond is level 3"
+        2048, ge=1, description="service up to which it is in level 2; beyond is level 3"
     )
-    yield_share: float = Field(
-        0.75,
+    last_level_step_tokens: int = Field(
+        512,
+        ge=1,
+        description="prefill tokens that level 3 gets in a step, all its requests together, beside others",
+    )
+    last_level_prefill_requests: int = Field(
+        1, ge=1, description="requests of level 3 that may prefill at a time, beside others"
+    )
+
+    last_level_free_share: float = Field(
+        0.1,
         ge=0,
-        le=1,
-        description="most of a step's token budget that running prefills leave to the queue's head",
+        lt=1,
+        description="share of the KV blocks that a prompt of level 3 leaves free when it is admitted",
+    )
+    last_level_patience_s: float = Field(
+        5.0,
+        ge=0,
+        description="if no prompt of level 3 was admitted for this long, the next need leave none free",
     )
 
     @model_validator(mode="after")
@@ -49,85 +67,133 @@ class MlfqKnobs(Knobs):
         return self
 
 
+_LAST = 3
+
+
 class _Mlfq:
-    """The state of the patch for one scheduler."""
+    """The state of the patch for one scheduler.
+
+    It is brought up to date as things happen and at the end of each pass, never at the start of one:
+    whoever looks at the queue first in a pass already meets gates that know.
+    """
 
     def __init__(self, knobs: MlfqKnobs, context: Any) -> None:
-        self._context = context
+        self._knobs, self._context = knobs, context
         self._bounds = (knobs.level0_tokens, knobs.level1_tokens, knobs.level2_tokens)
-        self._yield_share = knobs.yield_share
-        self._consumed: dict[str, int] = {}
+        self._served: dict[str, int] = {}
         self._lifted: dict[str, int] = {}
         self._next_bound: dict[str, float] = {}
-        self._head_level = 0
-        self._head_tokens = 0
+        # Requests of the last level, by where they are; those that prefill are among the running.
+        self._last_waiting: set[str] = set()
+        self._last_running: dict[str, Any] = {}
+        self._last_prefilling = 0
+        self._left_tokens = knobs.last_level_step_tokens
+        self._last_admitted_s = context.clock()
         self._demotions = self._promotions = 0
         context.gauge("mlfq_demotions", lambda: float(self._demotions))
         context.gauge("mlfq_promotions", lambda: float(self._promotions))
 
-    def level(self, request_id: str) -> int:
-        """0 is served first."""
-        # A level's bound still belongs to it: level 0 is "up to 128".
-        earned = bisect_right(self._bounds, self._consumed.get(request_id, 0) - 1)
-        return max(0, earned - self._lifted.get(request_id, 0))
+    # levels
+
+    def level(self, request: Any) -> int:
+        """0 is served first. A prompt is known work: it counts as soon as the request is there."""
+        known = max(self._served.get(request.request_id, 0), request.num_prompt_tokens)
+        return max(0, bisect_left(self._bounds, known) - self._lifted.get(request.request_id, 0))
 
     def request_key(self, request: Any, now: float) -> KeyPart:
         """The level; it changes by service and preemption only, never by waiting."""
-        return self.level(request.request_id), None
+        return self.level(request), None
 
-    def before_schedule(self, now: float) -> None:
-        """See what the head of the queue could use in this step."""
-        self._head_tokens = 0
+    # what the last level may have
+
+    def _others(self) -> bool:
+        """Whether anybody of a better level runs or waits."""
+        running = len(self._context.scheduler.running) - len(self._last_running)
+        return running > 0 or self._context.waiting_requests() > len(self._last_waiting)
+
+    def waiting_gate(self, request: Any, now: float) -> str | None:
+        """Hold a prompt of the last level while another prefills, or while it would take the others' room."""
+        if self.level(request) < _LAST or not self._others():
+            return None
+        knobs = self._knobs
+        if self._last_prefilling >= knobs.last_level_prefill_requests:
+            return "level 3 is prefilling"
+        if now - self._last_admitted_s > knobs.last_level_patience_s:
+            return None
         scheduler = self._context.scheduler
-        queue = scheduler.waiting
-        if not queue or len(scheduler.running) >= scheduler.max_num_active_reqs:
-            return
-        head = queue.peek_request()
-        manager = scheduler.kv_cache_manager
-        need = -(-head.num_tokens // scheduler.block_size) + manager.watermark_blocks
-        if need > manager.block_pool.get_num_free_blocks():
-            return
-        self._head_level = self.level(head.request_id)
-        most = int(self._yield_share * scheduler.max_num_scheduled_tokens)
-        self._head_tokens = min(head.num_tokens, most)
+        pool = scheduler.kv_cache_manager.block_pool
+        left = pool.get_num_free_blocks() - -(-request.num_tokens // scheduler.block_size)
+        if left < knobs.last_level_free_share * pool.num_gpu_blocks:
+            return "level 3 leaves room for the others"
+        return None
 
     def token_cap(self, request: Any, computed: int, new_tokens: int, now: float) -> int:
-        """A running prefill of a worse level leaves the head its tokens."""
-        if not self._head_tokens or not self._context.is_running(request):
+        """The last level's prefills share a small part of a step that others are in."""
+        if self.level(request) < _LAST or not self._others():
             return new_tokens
-        if self.level(request.request_id) <= self._head_level:
-            return new_tokens
-        scheduler = self._context.scheduler
-        room = scheduler.max_num_scheduled_tokens - len(scheduler.running) - self._head_tokens
-        return max(1, min(new_tokens, room))
+        if not self._context.is_running(request):
+            # It is being admitted, so the next one in this pass is held.
+            self._last_prefilling += 1
+        granted = max(1, min(new_tokens, self._left_tokens))
+        self._left_tokens -= granted
+        return granted
+
+    # bookkeeping
+
+    def on_add(self, request: Any, now: float) -> None:
+        """Note a prompt that is in the last level from the start."""
+        if self.level(request) == _LAST:
+            self._last_waiting.add(request.request_id)
 
     def after_schedule(self, scheduler_output: Any, now: float) -> None:
-        """Charge what was scheduled, and demote what crossed a bound."""
-        consumed, bounds = self._consumed, self._next_bound
+        """Charge what was scheduled, demote what crossed a bound, and see who prefills now."""
+        served, bounds = self._served, self._next_bound
+        first = self._bounds[0]
         for request_id, tokens in scheduler_output.num_scheduled_tokens.items():
-            total = consumed.get(request_id, 0) + tokens
-            consumed[request_id] = total
-            if total > bounds.get(request_id, self._bounds[0]):
+            total = served.get(request_id, 0) + tokens
+            served[request_id] = total
+            if total > bounds.get(request_id, first):
                 self._demote(request_id, total)
+        if self._last_waiting:
+            for new in scheduler_output.scheduled_new_reqs:
+                self._on_admission(new.req_id, now)
+            for request_id in scheduler_output.scheduled_cached_reqs.resumed_req_ids:
+                self._on_admission(request_id, now)
+        self._last_prefilling = sum(1 for r in self._last_running.values() if r.is_prefill_chunk)
+        self._left_tokens = self._knobs.last_level_step_tokens
 
     def _demote(self, request_id: str, total: int) -> None:
-        passed = bisect_right(self._bounds, total - 1)
+        passed = bisect_left(self._bounds, total)
         self._next_bound[request_id] = self._bounds[passed] if passed < len(self._bounds) else float("inf")
-        self._demotions += 1
         request = self._context.scheduler.requests.get(request_id)
-        if request is not None:
-            self._context.rekey(request)
+        if request is None or total <= request.num_prompt_tokens:
+            # The prompt put it there already.
+            return
+        self._demotions += 1
+        self._context.rekey(request)
+        if self.level(request) == _LAST and self._context.is_running(request):
+            self._last_running[request_id] = request
+
+    def _on_admission(self, request_id: str, now: float) -> None:
+        if request_id in self._last_waiting:
+            self._last_waiting.discard(request_id)
+            self._last_running[request_id] = self._context.scheduler.requests[request_id]
+            self._last_admitted_s = now
 
     def on_preempt(self, request: Any, now: float) -> None:
         """Lift it by one level; what it consumed stays on its account."""
-        if self.level(request.request_id) > 0:
-            self._lifted[request.request_id] = self._lifted.get(request.request_id, 0) + 1
+        request_id = request.request_id
+        self._last_running.pop(request_id, None)
+        if self.level(request) > 0:
+            self._lifted[request_id] = self._lifted.get(request_id, 0) + 1
             self._promotions += 1
 
     def on_finish(self, request: Any, now: float) -> None:
         """Forget it."""
-        for account in (self._consumed, self._lifted, self._next_bound):
-            account.pop(request.request_id, None)
+        request_id = request.request_id
+        for account in (self._served, self._lifted, self._next_bound, self._last_running):
+            account.pop(request_id, None)
+        self._last_waiting.discard(request_id)
 
 
 def build(knobs: MlfqKnobs, context: Any) -> Hooks:
@@ -135,9 +201,10 @@ def build(knobs: MlfqKnobs, context: Any) -> Hooks:
     state = _Mlfq(knobs, context)
     return Hooks(
         request_key=state.request_key,
+        waiting_gate=state.waiting_gate,
         token_cap=state.token_cap,
-        before_schedule=state.before_schedule,
         after_schedule=state.after_schedule,
+        on_add=state.on_add,
         on_preempt=state.on_preempt,
         on_finish=state.on_finish,
     )
@@ -147,15 +214,22 @@ PATCH = Patch(
     name="mlfq",
     number="S7",
     area="scheduling",
-    summary="multi-level feedback queue by tokens consumed; running prefills yield to the queue's head",
+    summary="multi-level feedback queue by service; the last level prefills in what the others leave",
     knobs=MlfqKnobs,
     build=build,
-    seams=("request_key", "token_cap", "before_schedule", "after_schedule", "on_preempt", "on_finish"),
-    ranks={"request_key": 30, "token_cap": 30},
+    seams=(
+        "request_key",
+        "waiting_gate",
+        "token_cap",
+        "after_schedule",
+        "on_add",
+        "on_preempt",
+        "on_finish",
+    ),
+    ranks={"request_key": 30, "waiting_gate": 30, "token_cap": 30},
     why=WHY,
     how=HOW,
-    baseline="none: upstream knows no feedback; --long-prefill-token-threshold caps a long prefill without looking at "
-    "the queue",
+    baseline="--long-prefill-token-threshold caps each long prefill by itself, so many run at once and hold blocks",
     mechanism="mlfq_demotions",
     references=("Corbato, Merwin-Daggett, Daley: An experimental time-sharing system (1962)",),
     removable_when="upstream orders running and waiting work by service received",

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from pydantic import Field
@@ -18,15 +20,18 @@ for KV blocks is never given those of a running one, however cheap that would be
 
 HOW = """
 Each request has an effective class: its API priority, plus a penalty for a long prompt, minus one for each ageing
-period that it has waited. The period follows the backlog: it is the time in which the waiting tokens would be served
-at the rate of the last seconds, and never below a floor. A faster period would lift everybody at once and turn the
-order into first come, first served again.
+period that it has waited. The period follows the backlog that stands before the request: the time in which the waiting
+tokens of its own and of better classes would be served at the rate of the last seconds, and never below a floor. So a
+request behind a short line is lifted soon, and one behind a long line late: a period near the line's own length would lift
+everybody at once and turn the order into first come, first served again, with a long prompt at the head that waits for
+blocks while the short ones stand behind it. What a request has gained it keeps.
 
 The class decides the waiting order, the order in which prefills get tokens, and the victim when blocks run out. A
-request at the head that cannot be admitted for want of KV blocks takes them from running requests of a worse class,
-but not at once: only when its wait, weighted by the difference in class, has grown to what the victim's restoration
-would cost (the rent-or-buy rule: never more than twice the cost of the best decision in hindsight). It takes no more
-victims than it needs, none that has just been restored, and none if the victims together would not make room.
+request at the head that cannot be admitted for want of KV blocks or of a seat takes those of running requests of a
+worse class with a long prompt, but not at once: only when its wait, weighted by the difference in class, has grown to
+what the victim's restoration would cost (the rent-or-buy rule: never more than twice the cost of the best decision in
+hindsight). It takes no more victims than it needs, none that was admitted a moment ago, and none at all if they would
+not make room together. A victim starts to age anew, so it never comes back before the request it made room for.
 """
 
 
@@ -35,14 +40,19 @@ class QosKnobs(Knobs):
 
     short_prompt_tokens: int = Field(512, ge=0, description="prompts below this length count as short")
     long_prompt_penalty_levels: int = Field(1, ge=0, description="classes that a longer prompt is put back")
-    ageing_floor_s: float = Field(10.0, gt=0, description="shortest wait that lifts a request by one class")
+    ageing_floor_s: float = Field(0.25, gt=0, description="shortest wait that lifts a request by one class")
     ageing_backlog_factor: float = Field(
-        1.0, ge=0, description="ageing period as a multiple of the time that the backlog needs to drain"
+        1.0,
+        ge=0,
+        description="ageing period as a multiple of the time that the line before a request needs to drain",
     )
     preempt: bool = Field(
         True, description="whether a waiting request may evict a running one of a worse class"
     )
-    preempt_class_gap_levels: int = Field(2, ge=1, description="classes by which the victim must be worse")
+    preempt_class_gap_levels: int = Field(1, ge=1, description="classes by which the victim must be worse")
+    victim_prompt_tokens: int = Field(
+        2048, ge=0, description="prompts below this length are no victims: they free little and hurt as much"
+    )
     preempt_gain_factor: float = Field(
         2.0,
         ge=1,
@@ -57,12 +67,55 @@ class QosKnobs(Knobs):
     )
 
 
+@dataclass(frozen=True, slots=True)
+class Victim:
+    """A running request that could be evicted: how it is preferred (smaller first) and what that frees."""
+
+    preference: tuple[int, int, str]
+    freed_blocks: int
+    request: Any
+
+
+def choose(candidates: Sequence[Victim], shortage_blocks: int, most: int) -> list[Victim]:
+    """Just enough victims, at most `most`; [] if they do not suffice.
+
+    One that suffices by itself is taken before several that do so together.
+    """
+    ranked = sorted(candidates, key=lambda victim: victim.preference)
+    for victim in ranked:
+        if victim.freed_blocks >= shortage_blocks:
+            return [victim]
+    largest = sorted(ranked, key=lambda victim: -victim.freed_blocks)[:most]
+    spare = sum(victim.freed_blocks for victim in largest) - shortage_blocks
+    if spare < 0:
+        return []
+    chosen = sorted(largest, key=lambda victim: victim.preference)
+    for victim in reversed(chosen[:]):
+        if victim.freed_blocks <= spare:
+            chosen.remove(victim)
+            spare -= victim.freed_blocks
+    return chosen
+
+
+class _Standing:
+    """Where one request stands: its class, since when it ages from which class, and whether it waits."""
+
+    __slots__ = ("base", "effective", "since_s", "tokens")
+
+    def __init__(self, base: int, since_s: float) -> None:
+        self.base = self.effective = base
+        self.since_s = since_s
+        # Tokens that it adds to the line of its class; 0 while it runs.
+        self.tokens = 0
+
+
 class _Qos:
     """The state of the patch for one scheduler."""
 
     def __init__(self, knobs: QosKnobs, context: Any) -> None:
         self._knobs, self._context = knobs, context
-        self._class_of: dict[str, int] = {}
+        self._standing: dict[str, _Standing] = {}
+        self._line_tokens: dict[int, int] = {}
         self._admitted_s: dict[str, float] = {}
         self._served = Rate(horizon_s=5.0)
         self._blocked = ("", 0.0)
@@ -71,28 +124,47 @@ class _Qos:
 
     # order
 
-    def ageing_period_s(self) -> float:
-        """Wait that is worth one class, from the backlog as it stands."""
+    def ageing_period_s(self, effective: int) -> float:
+        """Wait that is worth one class, from the line before a request of this class as it stands."""
         knobs = self._knobs
-        drain_s = self._context.waiting_tokens() / self._served.per_s if self._served.per_s else 0.0
-        return max(knobs.ageing_floor_s, knobs.ageing_backlog_factor * drain_s)
+        if not self._served.per_s:
+            return knobs.ageing_floor_s
+        line = sum(tokens for level, tokens in self._line_tokens.items() if level <= effective)
+        return max(knobs.ageing_floor_s, knobs.ageing_backlog_factor * line / self._served.per_s)
 
     def request_key(self, request: Any, now: float) -> KeyPart:
         """Effective class; it may change when the next ageing period is over."""
-        knobs = self._knobs
+        standing = self._standing.get(request.request_id)
+        if standing is None:
+            standing = self._standing[request.request_id] = self._first_standing(request)
+        self._leave_line(standing)
+        period_s = self.ageing_period_s(standing.effective)
+        waited_s = max(0.0, now - standing.since_s)
+        # Once lifted, never put back because the line grew.
+        standing.effective = min(standing.effective, standing.base - math.floor(waited_s / period_s))
+        if not self._context.is_running(request):
+            standing.tokens = request.num_tokens
+            self._line_tokens[standing.effective] = (
+                self._line_tokens.get(standing.effective, 0) + standing.tokens
+            )
+        next_period = standing.base - standing.effective + 1
+        return standing.effective, max(
+            standing.since_s + next_period * period_s, math.nextafter(now, math.inf)
+        )
+
+    def _first_standing(self, request: Any) -> _Standing:
         info = self._context.request_info(request)
-        fixed = info.priority
-        if info.prompt_tokens >= knobs.short_prompt_tokens:
-            fixed += knobs.long_prompt_penalty_levels
-        period_s = self.ageing_period_s()
-        periods = math.floor((now - info.queued_s) / period_s)
-        effective = fixed - periods
-        # Once lifted, never put back because the backlog grew.
-        before = self._class_of.get(request.request_id)
-        if before is not None and before < effective:
-            effective = before
-        self._class_of[request.request_id] = effective
-        return effective, info.queued_s + (periods + 1) * period_s
+        long = info.prompt_tokens >= self._knobs.short_prompt_tokens
+        return _Standing(info.priority + long * self._knobs.long_prompt_penalty_levels, info.queued_s)
+
+    def _leave_line(self, standing: _Standing) -> None:
+        if standing.tokens:
+            left = self._line_tokens[standing.effective] - standing.tokens
+            if left:
+                self._line_tokens[standing.effective] = left
+            else:
+                del self._line_tokens[standing.effective]
+            standing.tokens = 0
 
     # eviction of running requests
 
@@ -103,70 +175,84 @@ class _Qos:
         scheduler = self._context.scheduler
         queue = scheduler.waiting
         if not queue or not scheduler.running:
+            self._blocked = ("", 0.0)
             return
         head = queue.peek_request()
-        shortage = self._shortage_blocks(scheduler, head)
-        if shortage <= 0:
+        missing = self._missing_blocks(scheduler, head)
+        if missing <= 0 and len(scheduler.running) < scheduler.max_num_active_reqs:
+            self._blocked = ("", 0.0)
             return
-        waited_s = now - self._blocked_since(head, now)
-        victims = self._victims(scheduler, head, shortage, waited_s, now)
-        for victim in victims:
-            if self._context.preempt(victim):
-                self._preemptions += 1
-
-    def _blocked_since(self, head: Any, now: float) -> float:
         if self._blocked[0] != head.request_id:
             self._blocked = (head.request_id, now)
-        return self._blocked[1]
+        candidates = self._candidates(scheduler, head, now - self._blocked[1], now)
+        if not candidates:
+            return
+        # Only now the dearer look: cached blocks that others use cost the head nothing.
+        missing -= self._blocks_in_use_that_it_shares(scheduler, head)
+        if missing <= 0 and len(scheduler.running) < scheduler.max_num_active_reqs:
+            return
+        for victim in choose(candidates, max(missing, 0), self._knobs.preempt_max_requests):
+            if self._context.preempt(victim.request):
+                self._preemptions += 1
 
     @staticmethod
-    def _shortage_blocks(scheduler: Any, head: Any) -> int:
-        """KV blocks that the head lacks to be admitted; above 0 also when all seats are taken."""
+    def _missing_blocks(scheduler: Any, head: Any) -> int:
+        """KV blocks that the head lacks if nothing of it is cached; not above 0 when it would fit."""
         manager = scheduler.kv_cache_manager
-        size = scheduler.block_size
-        need = -(-head.num_tokens // size) + manager.watermark_blocks
-        missing = need - manager.block_pool.get_num_free_blocks()
-        if len(scheduler.running) >= scheduler.max_num_active_reqs:
-            return int(max(missing, 1))
-        return int(missing)
+        free = manager.block_pool.get_num_free_blocks() - manager.watermark_blocks
+        return int(-(-head.num_tokens // scheduler.block_size) - free)
 
-    def _victims(self, scheduler: Any, head: Any, shortage: int, waited_s: float, now: float) -> list[Any]:
-        """Just enough running requests, worst class first, least progress first; [] if they do not suffice."""
-        knobs = self._knobs
-        head_class = self._class_of.get(head.request_id, 0)
-        candidates = []
+    @staticmethod
+    def _blocks_in_use_that_it_shares(scheduler: Any, head: Any) -> int:
+        found = scheduler.kv_cache_manager.get_computed_blocks(head)[0].blocks
+        return sum(1 for group in found for block in group if block.ref_cnt > 0)
+
+    def _candidates(self, scheduler: Any, head: Any, waited_s: float, now: float) -> list[Victim]:
+        """Running requests that may be evicted for the head: worst class first, least progress first."""
+        knobs, rate = self._knobs, self._served.per_s
+        head_class = self._standing[head.request_id].effective
+        found = []
         for request in scheduler.running:
-            gap = self._class_of.get(request.request_id, 0) - head_class
+            if request.num_prompt_tokens < knobs.victim_prompt_tokens:
+                continue
+            gap = self._standing[request.request_id].effective - head_class
             if gap < knobs.preempt_class_gap_levels or request.num_preemptions >= knobs.preempt_max_times:
                 continue
             if now - self._admitted_s.get(request.request_id, now) < knobs.preempt_cooldown_s:
                 continue
-            restore_s = request.num_computed_tokens / self._served.per_s if self._served.per_s else math.inf
-            if waited_s * knobs.preempt_gain_factor**gap >= restore_s:
-                candidates.append((-gap, request.num_computed_tokens, request.request_id, request))
-        candidates.sort(key=lambda c: c[:3])
-        chosen: list[Any] = []
-        size = scheduler.block_size
-        for _, computed, _, request in candidates[: knobs.preempt_max_requests]:
-            chosen.append(request)
-            shortage -= computed // size
-            if shortage <= 0:
-                return chosen
-        return []
+            computed = request.num_computed_tokens
+            if not rate or waited_s * knobs.preempt_gain_factor**gap < computed / rate:
+                continue
+            held = scheduler.kv_cache_manager.get_blocks(request.request_id).blocks
+            # Blocks that others hold too would not become free.
+            freed = sum(1 for group in held for block in group if block.ref_cnt == 1)
+            found.append(Victim((-gap, computed, request.request_id), freed, request))
+        return found
 
     # bookkeeping
 
     def after_schedule(self, scheduler_output: Any, now: float) -> None:
-        """Measure the service rate; remember when each request was admitted."""
+        """Measure the service rate; take what was admitted out of its line."""
         self._served.add(scheduler_output.total_num_scheduled_tokens, now)
         for new in scheduler_output.scheduled_new_reqs:
-            self._admitted_s[new.req_id] = now
+            self._on_admission(new.req_id, now)
         for request_id in scheduler_output.scheduled_cached_reqs.resumed_req_ids:
-            self._admitted_s[request_id] = now
+            self._on_admission(request_id, now)
+
+    def _on_admission(self, request_id: str, now: float) -> None:
+        self._admitted_s[request_id] = now
+        self._leave_line(self._standing[request_id])
+
+    def on_preempt(self, request: Any, now: float) -> None:
+        """Age anew from the class it had: what it waited for was given to it once already."""
+        standing = self._standing[request.request_id]
+        standing.base, standing.since_s = standing.effective, now
 
     def on_finish(self, request: Any, now: float) -> None:
         """Forget it."""
-        self._class_of.pop(request.request_id, None)
+        standing = self._standing.pop(request.request_id, None)
+        if standing is not None:
+            self._leave_line(standing)
         self._admitted_s.pop(request.request_id, None)
 
 
@@ -177,6 +263,7 @@ def build(knobs: QosKnobs, context: Any) -> Hooks:
         request_key=state.request_key,
         before_schedule=state.before_schedule,
         after_schedule=state.after_schedule,
+        on_preempt=state.on_preempt,
         on_finish=state.on_finish,
     )
 
@@ -188,7 +275,7 @@ PATCH = Patch(
     summary="effective priority: API priority, prompt length and ageing scaled to the backlog",
     knobs=QosKnobs,
     build=build,
-    seams=("request_key", "before_schedule", "after_schedule", "on_finish"),
+    seams=("request_key", "before_schedule", "after_schedule", "on_preempt", "on_finish"),
     ranks={"request_key": 20},
     why=WHY,
     how=HOW,
