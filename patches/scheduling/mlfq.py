@@ -230,7 +230,7 @@ PATCH = Patch(
     why=WHY,
     how=HOW,
     baseline="--long-prefill-token-threshold caps each long prefill by itself, so many run at once and hold blocks",
-    mechanism="mlfq_demotions",
+    mechanism="short_tpot_jitter_ms",
     references=("Corbato, Merwin-Daggett, Daley: An experimental time-sharing system (1962)",),
     removable_when="upstream orders running and waiting work by service received",
 )

@@ -177,15 +177,12 @@ def _token_cap(original: Any) -> Any:
     def _reserve_prefill_lookahead(
         self: Any, request: Any, num_computed_tokens: int, num_new_tokens: int
     ) -> int:
+        # A decode, as nearly every call is: cutting its drafts would break the padded batch, and 1 token cannot be cut.
+        if num_new_tokens <= 1 + self.num_spec_tokens:
+            return original(self, request, num_computed_tokens, num_new_tokens)
         runtime = _runtime(self)
-        if (
-            runtime is None
-            # A decode: cutting its drafts would break the padded batch, and 1 token cannot be cut.
-            or num_new_tokens <= 1 + self.num_spec_tokens
-            # These counts were just aligned to something that a cut would break.
-            or self.need_mamba_block_aligned_split
-            or request.has_encoder_inputs
-        ):
+        # Counts that were just aligned to something would be broken by a cut.
+        if runtime is None or self.need_mamba_block_aligned_split or request.has_encoder_inputs:
             return int(original(self, request, num_computed_tokens, num_new_tokens))
         waiting = request.status != RequestStatus.RUNNING
         cap = runtime.cap(request, num_computed_tokens, num_new_tokens, runtime.clock())
