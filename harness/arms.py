@@ -18,10 +18,13 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from harness.engines.flags import EngineFlags, parse_flags
 from harness.errors import UserError
 from harness.profiles import Profile
+from patches.seam import registry
 from patches.seam.plan import PatchPlan, resolve
 
 BASELINES = ("stock", "tuned")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,79}")
+# What else lies beside the arms' folders.
+_RESERVED = frozenset({"plan", "summary", "report", "compare", "logs"})
 
 Knobs = Mapping[str, Mapping[str, Any]]
 
@@ -106,7 +109,9 @@ def with_ablations(
     if leave_one_out and len(enable) > 1:
         subsets += [tuple(p for p in enable if p != one) for one in enable]
     for subset in subsets:
-        kept = {name: values for name, values in knobs.items() if name in subset}
+        # Knobs go by the patch's name, which for one from outside is not what it was enabled by.
+        names = {registry.find(source).name for source in subset}
+        kept = {name: values for name, values in knobs.items() if name in names}
         arm = patched(profile, subset, kept, base=base)
         if all(arm.name != other.name for other in arms):
             arms.append(arm)
@@ -170,6 +175,8 @@ def select(arms: Iterable[Arm], only: Sequence[str] | None) -> list[Arm]:
 
 
 def _checked_name(name: str) -> str:
+    if name.split(".")[0] in _RESERVED:
+        raise UserError(f"arm name {name!r}: that is the name of a file in the run's folder; choose another")
     if not _NAME.fullmatch(name):
         raise UserError(
             f"arm name {name!r}: use letters, digits, '.', '_', '+' and '-', at most 80, not starting with a sign"

@@ -87,5 +87,6 @@ def interrupted() -> int:
 
 
 def _say(text: str, code: int) -> int:
-    print(f"bench: {text}", file=sys.stderr)
+    # One line, whatever a library put into its message.
+    print(f"bench: {' '.join(text.split())}", file=sys.stderr)
     return code

@@ -36,8 +36,8 @@ def _task(event: Mapping[str, Any]) -> str:
 def _speed(event: Mapping[str, Any]) -> str:
     ratio = event["wall_s"] / event["upstream_s"] if event["upstream_s"] else float("nan")
     return (
-        f"{event['virtual_s']:.0f} s of virtual time in {event['wall_s']:.1f} s"
-        f" ({ratio:.2f} times vLLM's own schedule and update)"
+        f"{event['virtual_s']:.0f} s of virtual time in {event['wall_s']:.1f} s, {ratio:.2f} times"
+        f" the {event['upstream_s']:.1f} s inside vLLM's schedule and update"
     )
 
 

@@ -20,7 +20,7 @@ import numpy as np
 from harness.arms import Arm
 from harness.engines.flags import EngineFlags
 from harness.engines.virtual.clock import vllm_reads
-from harness.engines.virtual.config import gpu_model_runner
+from harness.engines.virtual.config import pinned_environment
 from harness.engines.virtual.engine import Stopwatch, VirtualEngine
 from harness.profiles import model_dir
 
@@ -89,7 +89,7 @@ class _Side:
 
             stack.callback(install(self._arm.plan).undo)
         if hasattr(self, "_engine"):
-            stack.enter_context(gpu_model_runner())
+            stack.enter_context(pinned_environment())
             stack.enter_context(vllm_reads(self._engine.clock))
         return stack
 

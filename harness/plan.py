@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.arms import Arm
+from harness.code import code_sha256
 from harness.errors import UserError
 from harness.profiles import Profile, load_profile
 
@@ -60,6 +61,7 @@ class RunPlan:
             "profile": {"name": self.profile.name, "sha256": self.profile.sha256},
             "seeds": list(self.seeds),
             "arms": [arm.to_json() for arm in self.arms],
+            "code_sha256": code_sha256(self.arms),
         }
 
     @property
@@ -88,16 +90,19 @@ class RunPlan:
 
 
 def from_json(raw: Mapping[str, Any]) -> RunPlan:
-    """The plan that `to_json` wrote; refuses one made with another profile file."""
+    """The plan that `to_json` wrote; refuses one made with another profile file or other code."""
     profile = load_profile(raw.get("profile_folder", raw["profile"]["name"]))
     if profile.sha256 != raw["profile"]["sha256"]:
         raise UserError(f"the profile {profile.name} has changed since this run was planned; start a new run")
-    return RunPlan(
+    plan = RunPlan(
         workload=WorkloadChoice(**raw["workload"]),
         profile=profile,
         seeds=tuple(raw["seeds"]),
         arms=tuple(Arm.from_json(arm) for arm in raw["arms"]),
     )
+    if plan.sha256 != raw["sha256"]:
+        raise UserError("the code has changed since this run was planned; start a new run")
+    return plan
 
 
 def read(run_dir: Path) -> RunPlan:

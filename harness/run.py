@@ -50,9 +50,11 @@ def _prepare(plan: RunPlan, run_dir: Path) -> None:
             raise UserError(f"{path} is damaged; delete the folder {run_dir} and run again") from None
         if not same:
             raise UserError(
-                f"{run_dir} holds another run (its plan differs); choose another --out or delete it"
+                f"{run_dir} holds another run (its plan or the code differs); choose another --out or delete it"
             )
         return
+    if run_dir.exists() and not run_dir.is_dir():
+        raise UserError(f"{run_dir} is a file; --out names the run's folder")
     if run_dir.exists() and any(run_dir.iterdir()):
         raise UserError(f"{run_dir} is not empty and holds no run; choose another --out")
     run_dir.mkdir(parents=True, exist_ok=True)

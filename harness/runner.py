@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import importlib
 import json
 import multiprocessing
 import os
@@ -67,7 +68,8 @@ def _warm_up(plan: plans.RunPlan) -> None:
     from harness.engines.virtual.config import engine_config
 
     engine_config(plan.profile.model_dir, plan.arms[0].flags)
-    import vllm.v1.engine.core  # noqa: F401
+    for module in ("harness.worker", "harness.engines.virtual.engine", "vllm.v1.engine.core"):
+        importlib.import_module(module)
 
 
 class _Pool:

@@ -65,7 +65,7 @@ def run_task(
     began = time.perf_counter()
     step_time = StepTimeModel(plan.profile, arm.flags.max_num_seqs, arm.flags.max_num_batched_tokens)
     with ExitStack() as stack:
-        installation = _install(arm, seed, plan.sha256, stack)
+        installation = _install(arm, stack)
         engine = VirtualEngine(
             plan.profile.model_dir,
             arm.flags,
@@ -74,7 +74,7 @@ def run_task(
             cpu_step_us=plan.profile.cpu_step_us,
         )
         run = engine.run(workload, progress)
-        receipt = _receipt(installation, plan.sha256)
+        receipt = _receipt(installation)
         engine.shutdown()
     wall_s = time.perf_counter() - began
     manifest = {
@@ -94,6 +94,7 @@ def run_task(
         },
         "workload": describe_workload(plan, workload),
         "plan_sha256": plan.sha256,
+        "patch_plan_sha256": arm.plan.sha256() if arm.plan is not None else None,
         "patches": list(arm.patches),
         "knobs": arm.plan.knobs if arm.plan is not None else {},
         "engine_flags": arm.flags.model_dump(),
@@ -115,7 +116,7 @@ def run_task(
     return Finished(run.wall_s, run.virtual_s, run.upstream_s, run.steps)
 
 
-def _install(arm: Arm, seed: int, plan_sha256: str, stack: ExitStack) -> Any:
+def _install(arm: Arm, stack: ExitStack) -> Any:
     if arm.plan is None:
         return None
     from patches.seam.adapter import install
@@ -125,13 +126,14 @@ def _install(arm: Arm, seed: int, plan_sha256: str, stack: ExitStack) -> Any:
     return installation
 
 
-def _receipt(installation: Any, plan_sha256: str) -> dict[str, Any]:
-    hooks: dict[str, Any] = {}
-    metrics: dict[str, Any] = {}
-    if installation is not None:
-        written = installation.receipt()
-        hooks, metrics = written["hooks"], written["metrics"]
-    return {"schema": 1, "plan_sha256": plan_sha256, "hooks": hooks, "metrics": metrics}
+def _receipt(installation: Any) -> dict[str, Any]:
+    """What the adapter says that it had in force; without a plan there is nothing to say."""
+    if installation is None:
+        return {"schema": 1, "plan_sha256": None, "hooks": {}, "metrics": {}}
+    written: dict[str, Any] = installation.receipt()
+    # The process id is all that differs between two equal runs, and says nothing here.
+    del written["pid"]
+    return written
 
 
 def validity(arm: Arm, receipt: dict[str, Any], tables: dict[str, Any]) -> dict[str, Any]:

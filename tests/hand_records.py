@@ -108,6 +108,7 @@ def papers(arm: str = "stock", seed: int = 0, window_s: float = 60.0, **values: 
         "patches": patches,
         "knobs": {},
         "plan_sha256": "plan",
+        "patch_plan_sha256": "plan",
         "schedule_digest": "00",
         "virtual_s": window_s,
         "validity": values.get("validity", {"valid": True, "reasons": []}),

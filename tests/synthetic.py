@@ -154,6 +154,7 @@ def make_papers(
             "phases": phase_list(phase_s),
         },
         "plan_sha256": "ef" * 32,
+        "patch_plan_sha256": "ef" * 32,
         "patches": patches,
         "knobs": {p: {"example_ms": 5} for p in patches},
         "engine_flags": {"max_num_seqs": 256, "max_num_batched_tokens": 2048},

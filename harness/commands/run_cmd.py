@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -22,7 +23,9 @@ def run(
     enable: Annotated[
         str, typer.Option(help="patches to switch on, comma separated: names, or import paths of your own")
     ] = "",
-    phase: Annotated[str, typer.Option(help="all, one of 1..5, or a list such as 2,4")] = "all",
+    phase: Annotated[
+        str, typer.Option(help="all, one of 1..5, several as in 2,4, or list to see them")
+    ] = "all",
     seeds: Annotated[int, typer.Option(help="seeds 0..N-1, paired over the arms", min=1, max=1000)] = 3,
     profile: Annotated[
         str, typer.Option(help="GPU/MODEL, or a folder with a profile.toml")
@@ -71,6 +74,9 @@ def run(
         return
     if engine != "virtual":
         raise UserError(f"--engine {engine}: only 'virtual' is built so far; live and emulated are planned")
+    for option, scale in (("rate", rate_scale), ("time", time_scale), ("length", length_scale)):
+        if not math.isfinite(scale):
+            raise UserError(f"--{option}-scale {scale}: it must be a finite number")
     if base not in BASELINES:
         raise UserError(f"--base {base}: it is 'tuned' or 'stock'")
     loaded = load_profile(profile)

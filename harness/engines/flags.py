@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from harness.errors import UserError
 
@@ -50,6 +50,17 @@ class EngineFlags(BaseModel):
     async_scheduling: bool = Field(default=True, description="schedule a step before the last one's output")
     block_size: int = Field(default=16, ge=1, description="tokens in a KV block")
 
+    @model_validator(mode="after")
+    def _fit_together(self) -> EngineFlags:
+        # vLLM would refuse these too, but only when the engine is built.
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise ValueError("max_num_batched_tokens must be at least max_num_seqs")
+        if self.max_num_active_seqs is not None and self.max_num_active_seqs > self.max_num_seqs:
+            raise ValueError("max_num_active_seqs must be at most max_num_seqs")
+        if self.long_prefill_token_threshold > self.max_model_len:
+            raise ValueError("long_prefill_token_threshold must be at most max_model_len")
+        return self
+
 
 def parse_flags(raw: Mapping[str, Any], where: str) -> EngineFlags:
     """Check flags from outside; UserError names the flag and what it may be."""
@@ -61,4 +72,6 @@ def parse_flags(raw: Mapping[str, Any], where: str) -> EngineFlags:
         if first["type"] == "extra_forbidden":
             known = ", ".join(EngineFlags.model_fields)
             raise UserError(f"{where}: unknown engine flag {name!r}; known flags are {known}") from None
+        if not name:
+            raise UserError(f"{where}: {first['msg']}") from None
         raise UserError(f"{where}: engine flag {name!r} is {first['input']!r}: {first['msg']}") from None

@@ -89,7 +89,7 @@ def _client_stall(record: ArmRecord) -> Reason | None:
 def _receipt_mismatch(record: ArmRecord) -> Reason | None:
     if not record.manifest.get("patches"):
         return None
-    if record.receipt.get("plan_sha256") == record.manifest.get("plan_sha256"):
+    if record.receipt.get("plan_sha256") == record.manifest.get("patch_plan_sha256"):
         return None
     return Reason(
         "receipt_mismatch", f"seed {record.seed}: the receipt of the patched process is of another plan", True

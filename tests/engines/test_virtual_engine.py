@@ -19,7 +19,7 @@ from harness.schema import TABLES, arrow_schema
 from patches.seam.adapter import install
 from patches.seam.context import Context
 from patches.seam.patch import Hooks, Knobs, Patch
-from patches.seam.plan import Chosen, PatchPlan
+from patches.seam.plan import Chosen, PatchPlan, resolve
 from tests.engines.traffic import LONG, NS, SHORT, ConstantStep, request, workload
 from workloads.request import Workload
 
@@ -174,3 +174,32 @@ def test_a_slower_device_is_slower() -> None:
     runs = [serve(workload([request(0, 0.0)]), slowdown=s) for s in (1.0, 1.1)]
     spans = [requests_of(run).loc["r000"].last_token_ns for run in runs]
     assert spans[1] == pytest.approx(1.1 * spans[0], rel=1e-6)
+
+
+def test_the_callers_hash_seed_does_not_reach_the_schedule(monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM derives block hashes from PYTHONHASHSEED, and slru remembers blocks by their hashes."""
+    digests = []
+    for seed in ("1", "2"):
+        monkeypatch.setenv("PYTHONHASHSEED", seed)
+        installation = install(resolve("slru"))
+        try:
+            engine = VirtualEngine(
+                model_dir("llama-3.1-8b"), EngineFlags(max_model_len=1024), ConstantStep(), 80
+            )
+            hashes = []
+            pool = engine.core.scheduler.kv_cache_manager.block_pool
+            pool._insert_block_hash = _noted(pool._insert_block_hash, hashes)
+            digests.append((engine.run(workload(MIXED)).schedule_digest, hashes))
+            engine.shutdown()
+        finally:
+            installation.undo()
+    assert digests[0] == digests[1]
+    assert digests[0][1], "no block was ever cached"
+
+
+def _noted(insert: Callable[..., Any], hashes: list[bytes]) -> Callable[..., Any]:
+    def noting(block_hash: bytes, *args: Any, **kwargs: Any) -> Any:
+        hashes.append(bytes(block_hash))
+        return insert(block_hash, *args, **kwargs)
+
+    return noting

@@ -11,27 +11,36 @@ from typing import Any
 from harness import vllm_env
 from harness.engines.flags import EngineFlags
 
+# What the process environment says while an engine is built and run.
+_PINNED = {
+    # GPUs run Model Runner V2 by default; the CPU wheel, without Triton, falls back to V1. The scheduler
+    # behaves differently under the two, so it is told what the profile's GPU would say.
+    "VLLM_USE_V2_MODEL_RUNNER": "1",
+    # vLLM derives the root of all block hashes from it, and a patch may tell blocks apart by their hashes.
+    "PYTHONHASHSEED": "0",
+}
+
 
 @contextmanager
-def gpu_model_runner() -> Iterator[None]:
-    """GPUs run Model Runner V2 by default; the CPU wheel, without Triton, falls back to V1.
+def pinned_environment() -> Iterator[None]:
+    """The environment that every virtual engine sees, whatever the caller's is; restored on leaving.
 
-    The scheduler behaves differently under the two, so it is told what the profile's GPU would say.
-    The flag is read through vLLM's environment, which is cached once an engine has started.
+    vLLM caches its environment once an engine has started, so the cache is dropped on both sides.
     """
     from vllm import envs
 
     envs.disable_envs_cache()
-    before = os.environ.get("VLLM_USE_V2_MODEL_RUNNER")
-    os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "1"
+    before = {name: os.environ.get(name) for name in _PINNED}
+    os.environ.update(_PINNED)
     try:
         yield
     finally:
         envs.disable_envs_cache()
-        if before is None:
-            del os.environ["VLLM_USE_V2_MODEL_RUNNER"]
-        else:
-            os.environ["VLLM_USE_V2_MODEL_RUNNER"] = before
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 def engine_config(model_dir: Path, flags: EngineFlags) -> Any:

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from harness.engines.flags import EngineFlags
 from harness.engines.virtual.clock import VirtualClock, vllm_reads
-from harness.engines.virtual.config import engine_config, gpu_model_runner
+from harness.engines.virtual.config import engine_config, pinned_environment
 from harness.engines.virtual.executor import DeviceState, StepTime, VirtualExecutor
 from harness.engines.virtual.frontend import FrontEnd
 from harness.engines.virtual.recorder import Recorder
@@ -80,7 +80,7 @@ class VirtualEngine:
 
         bound = type("BoundVirtualExecutor", (VirtualExecutor,), {"device": self.device})
         with ExitStack() as stack:
-            stack.enter_context(gpu_model_runner())
+            stack.enter_context(pinned_environment())
             stack.enter_context(vllm_reads(self.clock))
             self.core = EngineCore(config, bound, log_stats=False)
 
@@ -95,7 +95,7 @@ class VirtualEngine:
         # vLLM frees its objects by reference count; a collection over millions of token ids buys nothing.
         gc.disable()
         try:
-            with gpu_model_runner(), vllm_reads(self.clock):
+            with pinned_environment(), vllm_reads(self.clock):
                 front_end = FrontEnd(self.core, self.device, recorder, workload)
                 self._loop(front_end, recorder, progress)
         finally:

@@ -148,8 +148,3 @@ class FrontEnd:
         else:
             status, reason = "failed", str(output.stop_reason or output.finish_reason)
         self._recorder.on_end(state, status, reason, now_ns)
-
-    @property
-    def idle(self) -> bool:
-        """True when nothing is in the inbox and no client listens."""
-        return not self._inbox and not self._live
