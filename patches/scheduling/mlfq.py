@@ -107,9 +107,12 @@ class _Mlfq:
     # what the last level may have
 
     def _others(self) -> bool:
-        """Whether anybody of a better level runs or waits."""
-        running = len(self._context.scheduler.running) - len(self._last_running)
-        return running > 0 or self._context.waiting_requests() > len(self._last_waiting)
+        """Whether anybody of a better level runs or waits.
+
+        One sum for both: who is admitted goes from one to the other before the pass is noted here.
+        """
+        everybody = len(self._context.scheduler.running) + self._context.waiting_requests()
+        return everybody > len(self._last_running) + len(self._last_waiting)
 
     def waiting_gate(self, request: Any, now: float) -> str | None:
         """Hold a prompt of the last level while another prefills, or while it would take the others' room."""
@@ -166,7 +169,7 @@ class _Mlfq:
         passed = bisect_left(self._bounds, total)
         self._next_bound[request_id] = self._bounds[passed] if passed < len(self._bounds) else float("inf")
         request = self._context.scheduler.requests.get(request_id)
-        if request is None or total <= request.num_prompt_tokens:
+        if request is None or passed <= bisect_left(self._bounds, request.num_prompt_tokens):
             # The prompt put it there already.
             return
         self._demotions += 1
@@ -183,7 +186,7 @@ class _Mlfq:
     def on_preempt(self, request: Any, now: float) -> None:
         """Lift it by one level; what it consumed stays on its account."""
         request_id = request.request_id
-        self._last_running.pop(request_id, None)
+        self._stop_running(request_id)
         if self.level(request) > 0:
             self._lifted[request_id] = self._lifted.get(request_id, 0) + 1
             self._promotions += 1
@@ -191,9 +194,16 @@ class _Mlfq:
     def on_finish(self, request: Any, now: float) -> None:
         """Forget it."""
         request_id = request.request_id
-        for account in (self._served, self._lifted, self._next_bound, self._last_running):
+        for account in (self._served, self._lifted, self._next_bound):
             account.pop(request_id, None)
         self._last_waiting.discard(request_id)
+        self._stop_running(request_id)
+
+    def _stop_running(self, request_id: str) -> None:
+        request = self._last_running.pop(request_id, None)
+        if request is not None and request.is_prefill_chunk:
+            # Its place is free in the very next pass.
+            self._last_prefilling -= 1
 
 
 def build(knobs: MlfqKnobs, context: Any) -> Hooks:

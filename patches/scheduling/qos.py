@@ -100,13 +100,15 @@ def choose(candidates: Sequence[Victim], shortage_blocks: int, most: int) -> lis
 class _Standing:
     """Where one request stands: its class, since when it ages from which class, and whether it waits."""
 
-    __slots__ = ("base", "effective", "since_s", "tokens")
+    __slots__ = ("base", "behind", "effective", "since_s", "tokens")
 
     def __init__(self, base: int, since_s: float) -> None:
         self.base = self.effective = base
         self.since_s = since_s
         # Tokens that it adds to the line of its class; 0 while it runs.
         self.tokens = 0
+        # Whom it made room for: as long as that one waits it stays in a worse class.
+        self.behind: _Standing | None = None
 
 
 class _Qos:
@@ -119,6 +121,7 @@ class _Qos:
         self._admitted_s: dict[str, float] = {}
         self._served = Rate(horizon_s=5.0)
         self._blocked = ("", 0.0)
+        self._room_for: _Standing | None = None
         self._preemptions = 0
         context.gauge("qos_preemptions", lambda: float(self._preemptions))
 
@@ -138,15 +141,18 @@ class _Qos:
         if standing is None:
             standing = self._standing[request.request_id] = self._first_standing(request)
         self._leave_line(standing)
+        if self._context.is_running(request):
+            # What runs does not wait, so it does not age.
+            return standing.effective, None
         period_s = self.ageing_period_s(standing.effective)
         waited_s = max(0.0, now - standing.since_s)
+        aged = standing.base - math.floor(waited_s / period_s)
+        if standing.behind is not None and standing.behind.tokens:
+            aged = max(aged, standing.behind.effective + 1)
         # Once lifted, never put back because the line grew.
-        standing.effective = min(standing.effective, standing.base - math.floor(waited_s / period_s))
-        if not self._context.is_running(request):
-            standing.tokens = request.num_tokens
-            self._line_tokens[standing.effective] = (
-                self._line_tokens.get(standing.effective, 0) + standing.tokens
-            )
+        standing.effective = min(standing.effective, aged)
+        standing.tokens = request.num_tokens
+        self._line_tokens[standing.effective] = self._line_tokens.get(standing.effective, 0) + standing.tokens
         next_period = standing.base - standing.effective + 1
         return standing.effective, max(
             standing.since_s + next_period * period_s, math.nextafter(now, math.inf)
@@ -187,13 +193,20 @@ class _Qos:
         candidates = self._candidates(scheduler, head, now - self._blocked[1], now)
         if not candidates:
             return
-        # Only now the dearer look: cached blocks that others use cost the head nothing.
-        missing -= self._blocks_in_use_that_it_shares(scheduler, head)
+        # Only now the dearer look: cached blocks that somebody uses cost the head nothing.
+        shared = self._blocks_in_use_that_it_shares(scheduler, head)
+        missing -= len(shared)
         if missing <= 0 and len(scheduler.running) < scheduler.max_num_active_reqs:
             return
-        for victim in choose(candidates, max(missing, 0), self._knobs.preempt_max_requests):
+        self._room_for = self._standing[head.request_id]
+        victims = [
+            Victim(preference, self._blocks_to_gain(scheduler, request, shared), request)
+            for preference, request in candidates
+        ]
+        for victim in choose(victims, max(missing, 0), self._knobs.preempt_max_requests):
             if self._context.preempt(victim.request):
                 self._preemptions += 1
+        self._room_for = None
 
     @staticmethod
     def _missing_blocks(scheduler: Any, head: Any) -> int:
@@ -203,11 +216,21 @@ class _Qos:
         return int(-(-head.num_tokens // scheduler.block_size) - free)
 
     @staticmethod
-    def _blocks_in_use_that_it_shares(scheduler: Any, head: Any) -> int:
+    def _blocks_in_use_that_it_shares(scheduler: Any, head: Any) -> set[int]:
         found = scheduler.kv_cache_manager.get_computed_blocks(head)[0].blocks
-        return sum(1 for group in found for block in group if block.ref_cnt > 0)
+        return {block.block_id for group in found for block in group if block.ref_cnt > 0}
 
-    def _candidates(self, scheduler: Any, head: Any, waited_s: float, now: float) -> list[Victim]:
+    @staticmethod
+    def _blocks_to_gain(scheduler: Any, victim: Any, shared: set[int]) -> int:
+        """Blocks that an eviction frees: not those that others hold too, nor those that the head counts on."""
+        held = scheduler.kv_cache_manager.get_blocks(victim.request_id).blocks
+        return sum(
+            1 for group in held for block in group if block.ref_cnt == 1 and block.block_id not in shared
+        )
+
+    def _candidates(
+        self, scheduler: Any, head: Any, waited_s: float, now: float
+    ) -> list[tuple[tuple[int, int, str], Any]]:
         """Running requests that may be evicted for the head: worst class first, least progress first."""
         knobs, rate = self._knobs, self._served.per_s
         head_class = self._standing[head.request_id].effective
@@ -221,12 +244,10 @@ class _Qos:
             if now - self._admitted_s.get(request.request_id, now) < knobs.preempt_cooldown_s:
                 continue
             computed = request.num_computed_tokens
-            if not rate or waited_s * knobs.preempt_gain_factor**gap < computed / rate:
+            # The weight on the right side: on the left it would overflow for a head that waited for long.
+            if not rate or waited_s < computed / rate * knobs.preempt_gain_factor**-gap:
                 continue
-            held = scheduler.kv_cache_manager.get_blocks(request.request_id).blocks
-            # Blocks that others hold too would not become free.
-            freed = sum(1 for group in held for block in group if block.ref_cnt == 1)
-            found.append(Victim((-gap, computed, request.request_id), freed, request))
+            found.append(((-gap, computed, request.request_id), request))
         return found
 
     # bookkeeping
@@ -247,6 +268,7 @@ class _Qos:
         """Age anew from the class it had: what it waited for was given to it once already."""
         standing = self._standing[request.request_id]
         standing.base, standing.since_s = standing.effective, now
+        standing.behind = self._room_for
 
     def on_finish(self, request: Any, now: float) -> None:
         """Forget it."""

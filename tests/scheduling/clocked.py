@@ -122,6 +122,12 @@ class Eviction:
     request_id: str
     preempted_before: int
     at_ns: int
+    head: str
+
+    @property
+    def step(self) -> int:
+        """Number, in the trace, of the pass that it was taken out before; the clock moves once for each."""
+        return self.at_ns // STEP_NS - 1
 
 
 def evictions(scheduler: Any, clock: VirtualClock) -> list[Eviction]:
@@ -132,9 +138,10 @@ def evictions(scheduler: Any, clock: VirtualClock) -> list[Eviction]:
 
     def preempt(request: Any) -> bool:
         before = int(request.num_preemptions)
+        head = scheduler.waiting.peek_request().request_id
         done = bool(original(request))
         if done:
-            seen.append(Eviction(request.request_id, before, clock.now_ns))
+            seen.append(Eviction(request.request_id, before, clock.now_ns, head))
         return done
 
     runtime.preempt = preempt
