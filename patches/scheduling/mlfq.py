@@ -83,7 +83,7 @@ class _Mlfq:
         self._served: dict[str, int] = {}
         self._lifted: dict[str, int] = {}
         self._next_bound: dict[str, float] = {}
-        # Requests of the last level, by where they are; those that prefill are among the running.
+        # Requests that came to the last level, lifted or not, by where they are; those that prefill run.
         self._last_waiting: set[str] = set()
         self._last_running: dict[str, Any] = {}
         self._last_prefilling = 0
@@ -109,7 +109,8 @@ class _Mlfq:
     def _others(self) -> bool:
         """Whether anybody of a better level runs or waits.
 
-        One sum for both: who is admitted goes from one to the other before the pass is noted here.
+        One sum for both: who is admitted goes from one to the other before the pass is noted here. One
+        that was lifted out of the last level does not count: it would hold what it was preempted for.
         """
         everybody = len(self._context.scheduler.running) + self._context.waiting_requests()
         return everybody > len(self._last_running) + len(self._last_waiting)
@@ -174,18 +175,21 @@ class _Mlfq:
             return
         self._demotions += 1
         self._context.rekey(request)
-        if self.level(request) == _LAST and self._context.is_running(request):
+        if passed == _LAST and self._context.is_running(request):
             self._last_running[request_id] = request
 
     def _on_admission(self, request_id: str, now: float) -> None:
         if request_id in self._last_waiting:
             self._last_waiting.discard(request_id)
-            self._last_running[request_id] = self._context.scheduler.requests[request_id]
-            self._last_admitted_s = now
+            request = self._last_running[request_id] = self._context.scheduler.requests[request_id]
+            if self.level(request) == _LAST:
+                self._last_admitted_s = now
 
     def on_preempt(self, request: Any, now: float) -> None:
         """Lift it by one level; what it consumed stays on its account."""
         request_id = request.request_id
+        if request_id in self._last_running:
+            self._last_waiting.add(request_id)
         self._stop_running(request_id)
         if self.level(request) > 0:
             self._lifted[request_id] = self._lifted.get(request_id, 0) + 1
