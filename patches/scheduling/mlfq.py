@@ -27,7 +27,8 @@ and since a step lasts as long as its prefill whoever goes first. So level 3 tak
 anyone of a better level runs or waits, its prefills share a small part of each step, one of them prefills at a time
 (more would only hold more blocks, half filled), and a prompt of level 3 is admitted only if it leaves some KV blocks
 free for the others. If none was admitted for a while the next one no longer has to, so level 3 is slowed but never
-starved. By itself it gets whole steps.
+starved. By itself it gets whole steps; one that was lifted out of it is no reason to hold it, or a victim would take
+the place of the prompt that it made room for.
 """
 
 

@@ -22,16 +22,17 @@ HOW = """
 Each request has an effective class: its API priority, plus a penalty for a long prompt, minus one for each ageing
 period that it has waited. The period follows the backlog that stands before the request: the time in which the waiting
 tokens of its own and of better classes would be served at the rate of the last seconds, and never below a floor. So a
-request behind a short line is lifted soon, and one behind a long line late: a period near the line's own length would lift
-everybody at once and turn the order into first come, first served again, with a long prompt at the head that waits for
-blocks while the short ones stand behind it. What a request has gained it keeps.
+request behind a short line is lifted soon, and one behind a long line late. Ageing is there against starvation, so its period is many times the
+line's own length: a few times would lift every long prompt under a lasting overload, and one at the head that waits
+for blocks keeps all the short ones behind it waiting. What a request has gained it keeps.
 
 The class decides the waiting order, the order in which prefills get tokens, and the victim when blocks run out. A
 request at the head that cannot be admitted for want of KV blocks or of a seat takes those of running requests of a
 worse class with a long prompt, but not at once: only when its wait, weighted by the difference in class, has grown to
 what the victim's restoration would cost (the rent-or-buy rule: never more than twice the cost of the best decision in
 hindsight). It takes no more victims than it needs, none that was admitted a moment ago, and none at all if they would
-not make room together. A victim starts to age anew, so it never comes back before the request it made room for.
+not make room together. A victim starts to age anew, and stays in a worse class than the request it made room for as
+long as that one waits.
 """
 
 

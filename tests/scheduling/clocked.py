@@ -8,6 +8,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+# The clock is put into modules that are loaded, and these load only when a scheduler is built.
+import vllm.v1.core.sched.async_scheduler  # noqa: F401
+
 from harness.engines.virtual.clock import VirtualClock, vllm_reads
 from patches.seam import adapter
 from patches.seam.plan import resolve

@@ -21,12 +21,10 @@ from harness.profiles import model_dir
 from tests.drive import Trace, cancel, make_config, make_request, make_scheduler
 from tests.engines.traffic import LONG, ConstantStep, request, workload
 from tests.scheduling.clocked import NS, STEP_NS, installed, patched, prompt, serve
+from tests.scheduling.mlfq_policy import BOUNDS, KNOBS
 from tests.seam.toys import everything
 
 BOTH = pytest.mark.parametrize("async_scheduling", [False, True])
-
-BOUNDS = {"level0_tokens": 128, "level1_tokens": 512, "level2_tokens": 2048}
-KNOBS = {**BOUNDS, "last_level_free_share": 0.0}
 
 
 @pytest.fixture(autouse=True)

@@ -1,12 +1,11 @@
 """Guards eviction in `qos`: just enough victims, only those that the rules allow, and only when it pays.
 
-Plain objects only. Not here: ageing (test_qos_ageing), real schedulers and engines (test_qos), and
-default values of the knobs.
+Plain objects only. Not here: the choice among several (test_qos_choose), ageing (test_qos_ageing),
+real schedulers and engines (test_qos), and default values of the knobs.
 """
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,53 +20,6 @@ from tests.scheduling.qos_policy import TOKENS_PER_S, Policy
 FAST = settings(max_examples=60, deadline=None, derandomize=True)
 
 # how many, and whom
-
-CANDIDATES = st.lists(
-    st.tuples(st.integers(-4, -1), st.integers(0, 50), st.integers(0, 12)), min_size=1, max_size=7
-).map(
-    lambda drawn: [
-        Victim((gap, computed, f"r{number}"), freed, object())
-        for number, (gap, computed, freed) in enumerate(drawn)
-    ]
-)
-
-
-@settings(FAST, max_examples=400)
-@given(candidates=CANDIDATES, shortage=st.integers(0, 40), most=st.integers(1, 5), order=st.randoms())
-def test_choose_takes_just_enough(candidates: list[Victim], shortage: int, most: int, order: Any) -> None:
-    chosen = choose(candidates, shortage, most)
-    assert len(chosen) <= most
-    assert len({victim.preference for victim in chosen}) == len(chosen)
-    assert all(victim in candidates for victim in chosen)
-    # Nothing only if nothing would do.
-    best = max(sum(v.freed_blocks for v in some) for some in subsets(candidates, most))
-    assert bool(chosen) == (best >= shortage)
-    if chosen:
-        freed = sum(victim.freed_blocks for victim in chosen)
-        assert freed >= shortage
-        # Nobody is superfluous; if a seat is all that is lacking, one goes.
-        assert len(chosen) == 1 or all(freed - victim.freed_blocks < shortage for victim in chosen)
-    # One that does alone is preferred, and the most preferred of those.
-    alone = [victim for victim in candidates if victim.freed_blocks >= shortage]
-    if alone:
-        assert chosen == [min(alone, key=lambda victim: victim.preference)]
-    # The order in which they run says nothing.
-    shuffled = candidates[:]
-    order.shuffle(shuffled)
-    assert choose(shuffled, shortage, most) == chosen
-
-
-def subsets(candidates: list[Victim], most: int) -> list[tuple[Victim, ...]]:
-    """All that are not empty and not too large."""
-    return [
-        some
-        for size in range(1, min(most, len(candidates)) + 1)
-        for some in itertools.combinations(candidates, size)
-    ]
-
-
-def test_choose_of_nobody_is_nobody() -> None:
-    assert choose([], 0, 3) == choose([], 5, 3) == []
 
 
 def test_one_large_victim_is_found_behind_many_small_ones() -> None:
