@@ -17,15 +17,13 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from harness.engines.flags import EngineFlags, parse_flags
 from harness.errors import UserError
+from harness.papers import arm_name_fault
 from harness.profiles import Profile
 from patches.seam import registry
 from patches.seam.plan import PatchPlan, resolve
 
 BASELINES = ("stock", "tuned")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,79}")
-# What else lies beside the arms' folders.
-_RESERVED = frozenset({"plan", "summary", "report", "compare", "logs"})
-
 Knobs = Mapping[str, Mapping[str, Any]]
 
 
@@ -175,8 +173,9 @@ def select(arms: Iterable[Arm], only: Sequence[str] | None) -> list[Arm]:
 
 
 def _checked_name(name: str) -> str:
-    if name.split(".")[0] in _RESERVED:
-        raise UserError(f"arm name {name!r}: that is the name of a file in the run's folder; choose another")
+    fault = arm_name_fault(name)
+    if fault:
+        raise UserError(fault)
     if not _NAME.fullmatch(name):
         raise UserError(
             f"arm name {name!r}: use letters, digits, '.', '_', '+' and '-', at most 80, not starting with a sign"

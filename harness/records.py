@@ -9,26 +9,23 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from harness.atomic import json_text
 from harness.errors import RunFailed, UserError
+from harness.papers import Json, Manifest, Plan, Receipt, arm_name_fault, checked
 from harness.schema import TABLES, arrow_schema
-
-Json = dict[str, Any]
 
 PLAN, MANIFEST, RECEIPT, SUMMARY = "plan.json", "manifest.json", "receipt.json", "summary.json"
 REFERENCE = "reference"
 _FILES = (*(f"{name}.parquet" for name in TABLES), MANIFEST, RECEIPT)
-_ARM_NAME = re.compile(r"[A-Za-z0-9._+-]+")
 # Fixed, so that equal content gives equal bytes whatever pyarrow's defaults become.
 _ROWS_PER_GROUP = 1 << 20
 
@@ -77,8 +74,8 @@ class Frames:
 
 def arm_dir(run: Path, arm: str, seed: int) -> Path:
     """Where the records of an arm and a seed lie; UserError where the name cannot be a folder."""
-    if not _ARM_NAME.fullmatch(arm) or arm.startswith("."):
-        raise UserError(f"arm name {arm!r} cannot name a folder: use letters, digits and . _ + - only")
+    if fault := arm_name_fault(arm):
+        raise UserError(fault)
     return run / arm / f"seed-{seed}"
 
 
@@ -98,8 +95,8 @@ def write_arm(
         ValueError: a table is missing or does not fit the schema.
     """
     blobs = {f"{name}.parquet": parquet_bytes(name, tables[name]) for name in TABLES}
-    blobs[MANIFEST] = json_bytes(manifest)
-    blobs[RECEIPT] = json_bytes(receipt)
+    blobs[MANIFEST] = json_text(manifest).encode()
+    blobs[RECEIPT] = json_text(receipt).encode()
     hidden = directory.with_name(f".{directory.name}.tmp-{os.getpid()}")
     try:
         directory.parent.mkdir(parents=True, exist_ok=True)
@@ -121,18 +118,6 @@ def write_arm(
         raise
 
 
-def write_json(path: Path, value: Json) -> None:
-    """Write a JSON file in one move; RunFailed where the disk refuses, with the old file untouched."""
-    hidden = path.with_name(f".{path.name}.tmp-{os.getpid()}")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        _write_synced(hidden, json_bytes(value))
-        hidden.replace(path)
-    except OSError as error:
-        hidden.unlink(missing_ok=True)
-        raise RunFailed(_disk_message(path, error)) from error
-
-
 def is_complete(directory: Path) -> bool:
     """True if every file of an arm and seed is there."""
     return all((directory / name).is_file() for name in _FILES)
@@ -145,21 +130,27 @@ def load_arm(directory: Path) -> ArmRecord:
         raise UserError(
             f"{directory} lacks {', '.join(missing)}: delete this folder and run the same command again"
         )
-    manifest = read_json(directory / MANIFEST)
+    manifest, receipt = read_manifest(directory), read_receipt(directory)
     frames = {name: _read_table(directory / f"{name}.parquet", name) for name in TABLES}
+    listed = {tenant["name"] for tenant in manifest["workload"]["tenants"]}
+    if strangers := sorted(set(map(str, frames["requests"]["tenant"])) - listed):
+        raise UserError(
+            f"{directory / MANIFEST}, workload.tenants: the records have a tenant {strangers[0]!r} that it does "
+            f"not list; delete {directory} and run again"
+        )
     return ArmRecord(
         path=directory,
-        arm=str(manifest.get("arm", directory.parent.name)),
-        seed=int(manifest.get("seed", -1)),
+        arm=manifest["arm"],
+        seed=manifest["seed"],
         manifest=manifest,
-        receipt=read_json(directory / RECEIPT),
+        receipt=receipt,
         **frames,
     )
 
 
 def load_run(run: Path) -> RunRecord:
     """Read a run: its plan and every arm and seed that the plan names and that is complete."""
-    plan = read_json(run / PLAN)
+    plan = read_plan(run)
     arms: dict[str, tuple[ArmRecord, ...]] = {}
     missing: list[tuple[str, int]] = []
     for arm in plan["arms"]:
@@ -184,7 +175,7 @@ def find_runs(results: Path) -> list[Path]:
         raise UserError(f"no folder {results}: name a results folder or a run, or start with `bench run`")
     if (results / PLAN).is_file():
         return [results]
-    runs = sorted(p.parent for p in results.glob(f"*/{PLAN}") if p.parent.name != REFERENCE)
+    runs = sorted(p.parent for p in results.glob(f"*/{PLAN}") if p.is_file() and p.parent.name != REFERENCE)
     if not runs:
         raise UserError(
             f"{results} holds no run (no */{PLAN}): make one with `bench run --enable qos,mlfq,slru --phase all`"
@@ -239,11 +230,6 @@ def parquet_bytes(name: str, table: pa.Table | pd.DataFrame) -> bytes:
     return blob
 
 
-def json_bytes(value: Json) -> bytes:
-    """Canonical JSON: sorted keys, one trailing newline, no NaN."""
-    return (json.dumps(value, sort_keys=True, indent=1, allow_nan=False) + "\n").encode()
-
-
 def read_json(path: Path) -> Json:
     """A JSON object from a file; UserError where it is absent, damaged or no object."""
     try:
@@ -255,6 +241,24 @@ def read_json(path: Path) -> Json:
     if not isinstance(value, dict):
         raise UserError(f"{path} holds no JSON object: delete its folder and run again")
     return value
+
+
+def read_plan(run: Path) -> Json:
+    """plan.json of a run; UserError naming the field that is missing or of a wrong type."""
+    path = run / PLAN
+    return checked(Plan, read_json(path), path, f"delete the folder {run} and run `bench run` again")
+
+
+def read_manifest(directory: Path) -> Json:
+    """manifest.json of an arm and a seed; UserError as `read_plan`."""
+    path = directory / MANIFEST
+    return checked(Manifest, read_json(path), path, f"delete {directory} and run again")
+
+
+def read_receipt(directory: Path) -> Json:
+    """receipt.json of an arm and a seed; UserError as `read_plan`."""
+    path = directory / RECEIPT
+    return checked(Receipt, read_json(path), path, f"delete {directory} and run again")
 
 
 def _read_table(path: Path, name: str) -> pd.DataFrame:

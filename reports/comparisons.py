@@ -10,7 +10,8 @@ from harness.metrics.evaluate import Estimates
 from harness.metrics.pool import windows_of
 from harness.metrics.registry import METRICS, compared
 from harness.metrics.scope import Scope
-from harness.records import ArmRecord, Json
+from harness.papers import Json
+from harness.records import ArmRecord
 from harness.stats.compare import SERVED_MARGIN, Difference, difference, outcomes
 
 BASELINES = ("stock", "tuned")

@@ -24,7 +24,8 @@ VERDICT_RULES: tuple[str, ...] = (
     "queue, so resampling single requests would give intervals that are too narrow.",
     "Many comparisons are made at once. Holm's step-down correction over all those of a report widens their "
     f"intervals so that the chance of even one false verdict stays at {100 * ALPHA:g}%; the interval of a single "
-    "value, shown when you hold the pointer over it, is a plain 95% one.",
+    "value, shown when you hold the pointer over it, is a plain 95% one. An interval of a figure that is never negative "
+    "ends at −100%, where the method alone would go below.",
     f"Same: the whole interval lies within {MARGIN} of no change. Better or worse: the interval leaves out no change. "
     "Undetermined: it does not, or there is no interval. Latencies of two arms that served different shares of the "
     "offered load are not ranked: fewer requests served make the others faster.",

@@ -27,12 +27,13 @@ from harness.errors import UserError
 from harness.metrics.evaluate import evaluate
 from harness.metrics.pool import pool_of, windows_of
 from harness.metrics.registry import METRICS
-from harness.metrics.scope import parse_scope
-from harness.records import PLAN, SUMMARY, ArmRecord, Json, load_run, read_json
+from harness.metrics.scope import Scope, parse_scope
+from harness.papers import Json, Summary, checked
+from harness.records import PLAN, SUMMARY, ArmRecord, arm_dir, is_complete, load_run, read_json, read_plan
 from harness.stats.blocks import BlockGrid
 from harness.stats.bootstrap import Weights
 from harness.stats.compare import Difference, difference, outcomes
-from reports.summary import build_summary
+from reports.summary import current_summary
 
 State = Literal["ok", "worse", "missing", "invalid"]
 
@@ -144,12 +145,18 @@ def direction_of(gate: Gate) -> str:
 
 
 def read_side(path: Path) -> Side:
-    """A run's folder or a summary.json."""
+    """A run's folder or a summary.json.
+
+    A summary beside records is made anew where it does not fit them; one without records is taken as it is.
+
+    Raises:
+        UserError: there is neither, or a file is damaged.
+    """
     if path.is_dir():
+        if (path / PLAN).is_file() and (_has_records(path) or not (path / SUMMARY).is_file()):
+            return Side(path, current_summary(path), path)
         if (path / SUMMARY).is_file():
-            return Side(path, _summary(path / SUMMARY), path if (path / PLAN).is_file() else None)
-        if (path / PLAN).is_file():
-            return Side(path, build_summary(path), path)
+            return Side(path, _summary(path / SUMMARY), None)
         raise UserError(
             f"{path} is no run (neither {SUMMARY} nor {PLAN}): name a run's folder or a {SUMMARY}"
         )
@@ -157,7 +164,13 @@ def read_side(path: Path) -> Side:
 
 
 def check(base: Side, candidate: Side, gates: Sequence[Gate]) -> list[Checked]:
-    """Check all gates; without `arm`, a gate is checked on every arm of the base."""
+    """Check all gates; without `arm`, a gate is checked on every arm of the base.
+
+    Raises:
+        UserError: a gate's scope is in neither run.
+    """
+    for gate in gates:
+        _check_scope(base, candidate, gate)
     pairs = [
         (gate, name)
         for gate in gates
@@ -167,11 +180,27 @@ def check(base: Side, candidate: Side, gates: Sequence[Gate]) -> list[Checked]:
     return [_check(base, candidate, gate, name, paired.get((gate, name))) for gate, name in pairs]
 
 
+def _has_records(run: Path) -> bool:
+    plan = read_plan(run)
+    return any(is_complete(arm_dir(run, arm["name"], seed)) for arm in plan["arms"] for seed in plan["seeds"])
+
+
 def _summary(path: Path) -> Json:
-    summary = read_json(path)
-    if summary.get("schema") != 1 or "arms" not in summary:
-        raise UserError(f"{path} is no summary of schema 1: make one with `bench report`")
-    return summary
+    return checked(Summary, read_json(path), path, "make it anew with `bench report`")
+
+
+def _check_scope(base: Side, candidate: Side, gate: Gate) -> None:
+    arms = [arm for side in (base, candidate) for arm in side.summary["arms"]]
+    scope = parse_scope(gate.scope)
+    if any(_figures(arm, scope) for arm in arms):
+        return
+    known = [f"phase:{name}" for arm in arms for name in arm["by_phase"]]
+    known += [name for arm in arms for name in arm["by_scope"] if "/" not in name]
+    known += [f"tenant:{name}" for arm in arms for name in arm["by_tenant"]]
+    raise UserError(
+        f"gate on {gate.metric}: scope {gate.scope} is in neither run; they have all, "
+        f"{', '.join(dict.fromkeys(known))}"
+    )
 
 
 def _check(base: Side, candidate: Side, gate: Gate, name: str, paired: tuple[float, float] | None) -> Checked:
@@ -234,18 +263,23 @@ def _unpaired(old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[float, fl
 
 
 def _value(arm: Mapping[str, Any], gate: Gate) -> Mapping[str, Any] | None:
-    scope = parse_scope(gate.scope)
+    found: Mapping[str, Any] | None = _figures(arm, parse_scope(gate.scope)).get(gate.metric)
+    return found
+
+
+def _figures(arm: Mapping[str, Any], scope: Scope) -> Mapping[str, Any]:
+    """A summary's figures in a scope; empty where it has none."""
     parts = dict(part.partition(":")[::2] for part in str(scope).split("/"))
     if str(scope) == "all":
-        values = arm.get("metrics", {})
+        values = arm["metrics"]
     elif scope.tier is not None:
-        values = arm.get("by_scope", {}).get(str(scope), {})
+        values = arm["by_scope"].get(str(scope), {})
     elif set(parts) == {"tenant", "phase"}:
-        values = arm.get("by_tenant_phase", {}).get(parts["tenant"], {}).get(parts["phase"], {})
+        values = arm["by_tenant_phase"].get(parts["tenant"], {}).get(parts["phase"], {})
     else:
         ((kind, name),) = parts.items()
-        values = arm.get(f"by_{kind}", {}).get(name, {})
-    found: Mapping[str, Any] | None = values.get(gate.metric)
+        values = arm[f"by_{kind}"].get(name, {})
+    found: Mapping[str, Any] = values
     return found
 
 

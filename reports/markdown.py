@@ -95,10 +95,8 @@ def _overview(view: RunView) -> str:
 def _verdicts(view: RunView, arm: Arm, baseline: str) -> list[str]:
     found = tables.counts(view, arm.name, baseline)
     counts = ", ".join(f"{SYMBOLS[v]} {found[v]} {v}" for v in VERDICTS)
-    picked = [
-        *tables.rows(view, arm, baseline, tables.HEADLINES),
-        *tables.guard_rows(view, arm, baseline)[:1],
-    ]
+    (guard,) = tables.guard_shown(view, arm, [baseline])
+    picked = [*tables.rows(view, arm, baseline, tables.HEADLINES), *guard]
     made = [
         [
             f"{row.label}",
@@ -110,7 +108,8 @@ def _verdicts(view: RunView, arm: Arm, baseline: str) -> list[str]:
         ]
         for row in picked
     ]
-    made[-1][0] += " (must not get worse)"
+    for line in made[-len(guard) :]:
+        line[0] += " (must not get worse)"
     head = ("metric", "where", escape(baseline), escape(arm.name), "change and interval", "verdict")
     return [f"### {_code(arm.name)} against {baseline}", f"{counts}.", _table(head, made)]
 

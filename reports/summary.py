@@ -6,22 +6,26 @@ and the bootstrap draws the same blocks every time.
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from harness.errors import UserError
+from harness.atomic import write_json
+from harness.errors import RunFailed, UserError
 from harness.metrics.evaluate import Estimates, evaluate
 from harness.metrics.pool import pool_of, windows_of
 from harness.metrics.registry import METRICS
 from harness.metrics.scope import Scope, phases_text, scopes_of
 from harness.metrics.validity import Reason, check_record, hits, never_fired
-from harness.records import SUMMARY, ArmRecord, Json, RunRecord, load_run, write_json
+from harness.papers import Json
+from harness.records import SUMMARY, ArmRecord, RunRecord, load_run, read_plan
 from harness.stats.blocks import BlockGrid
 from harness.stats.bootstrap import Estimate, Weights
 from reports.comparisons import compare_arms
+from reports.fingerprint import inputs_digest, is_current, stamped
 
 SIGNIFICANT_DIGITS = 6
 
@@ -55,12 +59,42 @@ def write_summary(run_dir: Path) -> Json:
     return summary
 
 
+def current_summary(run_dir: Path) -> Json:
+    """The summary in the run's folder where it is what `build_summary` would give now; else a new one.
+
+    Raises:
+        UserError: as `build_summary`.
+    """
+    path = run_dir / SUMMARY
+    read_plan(run_dir)
+    if path.is_file():
+        blob = path.read_bytes()
+        if is_current(blob, inputs_digest(run_dir)):
+            known: Json = json.loads(blob)
+            return known
+    return build_summary(run_dir)
+
+
+def raise_if_invalid(summary: Json) -> None:
+    """RunFailed, in one line, where the figures of a summary may not be believed."""
+    if summary["valid"]:
+        return
+    reasons = [str(reason["text"]) for reason in summary["reasons"] if reason["code"] != "invalid_arms"]
+    # an arm's fatal reasons come first
+    reasons += [f"{arm['name']}: {arm['reasons'][0]['text']}" for arm in summary["arms"] if not arm["valid"]]
+    more = f" (and {len(reasons) - 1} more)" if len(reasons) > 1 else ""
+    raise RunFailed(f"run {summary['run']} is INVALID: {reasons[0]}{more}")
+
+
 def build_summary(run_dir: Path) -> Json:
     """The summary of a run, as far as it has got; what is missing makes it invalid, with the reason.
 
     Raises:
         UserError: no arm is finished, or a record is damaged.
     """
+    read_plan(run_dir)
+    # from before the records are read: what changes meanwhile must show
+    inputs = inputs_digest(run_dir)
     run = load_run(run_dir)
     if not any(run.arms.values()):
         raise UserError(f"{run_dir} holds no finished arm yet: run the same `bench run` command again")
@@ -75,8 +109,7 @@ def build_summary(run_dir: Path) -> Json:
         "comparisons": compare_arms(arms),
         "run_facts": _run_facts(run),
     }
-    rounded: Json = _rounded(summary)
-    return rounded
+    return stamped(_rounded(summary), inputs)
 
 
 def _evaluated(run: RunRecord, name: str, plan: Json) -> EvaluatedArm:
@@ -97,6 +130,8 @@ def _evaluated(run: RunRecord, name: str, plan: Json) -> EvaluatedArm:
     weights = Weights.of(BlockGrid(windows_of(records[0]), len(records)))
     estimates = evaluate(pool, weights, scopes)
     few = [metric for metric, value in estimates[Scope()].items() if value.few_samples]
+    # what makes it invalid is said first
+    reasons.sort(key=lambda reason: not reason.fatal)
     if few:
         text = f"p99 from fewer than 459 samples (p90 is shown beside): {', '.join(few)}"
         reasons.append(Reason("too_few_samples", text, False))

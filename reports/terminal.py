@@ -50,8 +50,10 @@ def arm_table(view: RunView, arm: Arm) -> Table:
     table.add_column("arm", justify="right", overflow="fold")
     for b in present:
         table.add_column(f"vs {b}", justify="right", overflow="fold")
+    guards = tables.guard_shown(view, arm, present)
     by_baseline = [
-        [*tables.rows(view, arm, b, tables.HEADLINES), *tables.guard_rows(view, arm, b)[:1]] for b in present
+        [*tables.rows(view, arm, b, tables.HEADLINES), *guard]
+        for b, guard in zip(present, guards, strict=True)
     ]
     place = ""
     for same_row in zip(*by_baseline, strict=True):

@@ -11,7 +11,7 @@ from typing import Any
 import pandas as pd
 
 from harness.errors import UserError
-from harness.records import PLAN, read_json
+from harness.records import arm_dir, read_manifest, read_plan, read_receipt
 from reports.wording import VERDICTS, Value, interval, number
 
 BASELINES = ("tuned", "stock")
@@ -222,19 +222,17 @@ def view_of_summary(summary: Mapping[str, Any]) -> RunView:
 
 
 def load_view(run_dir: Path, summary: Mapping[str, Any]) -> RunView:
-    """The view of a run directory whose summary has been built."""
-    plan_path = run_dir / PLAN
-    plan = read_json(plan_path) if plan_path.exists() else {}
+    """The view of a run directory whose summary has been built: the arms and seeds that its plan names.
+
+    Raises:
+        UserError: the plan, a manifest or a receipt is damaged.
+    """
+    plan = read_plan(run_dir)
     manifests, receipts = {}, {}
-    for path in sorted(run_dir.glob("*/seed-*/manifest.json"), key=_arm_and_seed):
-        key = _arm_and_seed(path)
-        manifests[key] = read_json(path)
-        receipt = path.with_name("receipt.json")
-        if receipt.exists():
-            receipts[key] = read_json(receipt)
+    for arm in sorted(str(arm["name"]) for arm in plan["arms"]):
+        for seed in sorted(plan["seeds"]):
+            place = arm_dir(run_dir, arm, seed)
+            if place.is_dir():
+                manifests[arm, seed] = read_manifest(place)
+                receipts[arm, seed] = read_receipt(place)
     return RunView(run_dir, summary, plan, manifests, receipts)
-
-
-def _arm_and_seed(path: Path) -> tuple[str, int]:
-    suffix = path.parent.name.removeprefix("seed-")
-    return path.parent.parent.name, int(suffix) if suffix.isdecimal() else -1

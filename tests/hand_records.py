@@ -8,10 +8,11 @@ from typing import Any
 
 import pandas as pd
 
+from harness.atomic import write_json
 from harness.metrics.evaluate import evaluate
 from harness.metrics.pool import pool_of
 from harness.metrics.scope import Scope
-from harness.records import ArmRecord, arm_dir, load_arm, write_arm, write_json
+from harness.records import ArmRecord, arm_dir, load_arm, write_arm
 from harness.schema import TABLES
 from harness.stats.bootstrap import Estimate, Weights
 

@@ -15,7 +15,8 @@ import numpy.typing as npt
 import pandas as pd
 import pyarrow as pa
 
-from harness.records import arm_dir, write_arm, write_json
+from harness.atomic import write_json
+from harness.records import arm_dir, write_arm
 from harness.schema import arrow_schema
 
 Floats = npt.NDArray[np.float64]

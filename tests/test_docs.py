@@ -10,14 +10,20 @@ import pytest
 from harness.cli import app
 from patches.catalogue import CATALOGUE
 
-DOCUMENTS = ("README.md", "LANDING_PLAN.md", "CONTRIBUTING.md", "CHANGELOG.md", *(
-    f"docs/{name}" for name in ("PIN.md", "PROFILES.md", "TUNED.md", "COLUMNS.md")
-))
+DOCUMENTS = (
+    "README.md",
+    "LANDING_PLAN.md",
+    "CONTRIBUTING.md",
+    "CHANGELOG.md",
+    *(f"docs/{name}" for name in ("PIN.md", "PROFILES.md", "TUNED.md", "COLUMNS.md")),
+)
 
 
 def test_the_landing_plan_has_one_row_for_each_patch_with_its_true_state(root: Path) -> None:
     rows = re.findall(
-        r"^\| ([SKDPF]\d) \| `(\w+)` \| (\w+) \|", (root / "LANDING_PLAN.md").read_text(encoding="utf-8"), re.M
+        r"^\| ([SKDPF]\d) \| `(\w+)` \| (\w+) \|",
+        (root / "LANDING_PLAN.md").read_text(encoding="utf-8"),
+        re.M,
     )
     assert rows == [(entry.number, entry.name, entry.state) for entry in CATALOGUE]
 

@@ -12,7 +12,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from rich.table import Table
 
 from harness import vllm_env
-from harness.atomic import write_json
+from harness.atomic import check_writable, write_json
 from harness.errors import UserError
 
 
@@ -60,6 +60,7 @@ def cache(
     """
     from harness.cache_policies import POLICIES
 
+    check_writable(json_path)
     names = _names(policies, POLICIES)
     sizes = sorted(_positive(part, "--blocks") for part in _parts(blocks, "--blocks"))
     mixes = _mixes(scan_mix)

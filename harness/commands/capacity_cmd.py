@@ -32,10 +32,11 @@ def capacity(
     from rich.console import Console
 
     from harness import capacity as search
-    from harness.atomic import write_json
+    from harness.atomic import check_writable, write_json
     from harness.profiles import load_profile
     from workloads import five_phase
 
+    check_writable(json_path)
     console = Console()
     loaded = load_profile(profile)
 

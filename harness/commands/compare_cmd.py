@@ -40,13 +40,13 @@ def compare(
     """Hold a candidate run against a base run; exit code 3 when a gated figure got worse.
 
     Worse means beyond its margin and beyond chance: the 95% interval of the change excludes zero. A gate
-    whose figure is missing on one side, or whose arm is invalid, fails too.
+    whose figure is missing, or whose arm is invalid, fails too; one on a scope that neither run has is bad input.
     """
     # pandas and pyarrow are not needed to print the help.
-    from harness.atomic import write_text
-    from harness.records import write_json
+    from harness.atomic import check_writable, write_json, write_text
     from reports.gate import check, markdown, read_gates, read_side
 
+    check_writable(json_path, markdown_path)
     gates = read_gates(gate)
     old, new = read_side(base), read_side(candidate)
     checked = check(old, new, gates)

@@ -12,7 +12,7 @@ from rich.padding import Padding
 from rich.table import Table
 
 from harness import doctor
-from harness.atomic import write_json
+from harness.atomic import check_writable, write_json
 from harness.errors import RunFailed, UserError
 from patches.catalogue import CATALOGUE
 from patches.seam import registry
@@ -34,6 +34,7 @@ def register(app: typer.Typer) -> None:
 
 def patches(json_path: Json = None) -> None:
     """List all 29 optimisations and fixes with their state."""
+    check_writable(json_path)
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in ("no.", "name", "state", "what it does"):
         table.add_column(column, no_wrap=column != "what it does")
@@ -59,6 +60,7 @@ def explain(
     json_path: Json = None,
 ) -> None:
     """Say why and how of one patch, its knobs, seams and ranks, its baseline and its mechanism metric."""
+    check_writable(json_path)
     patch = registry.find(name)
     console = Console(highlight=False)
     console.print(f"[bold]{patch.name}[/] {patch.number} ({patch.area}): {patch.summary}")
@@ -100,6 +102,7 @@ def plan(
     json_path: Json = None,
 ) -> None:
     """Resolve a set of patches: check that they go together, print the order on each seam and the knobs."""
+    check_writable(json_path)
     resolved = resolve(enable, sets or [], read_knobs(knobs_file))
     console = Console(highlight=False)
     console.print(f"[bold]{resolved.label}[/]  plan {resolved.sha256()[:16]}")
@@ -126,6 +129,7 @@ def run_doctor(
     json_path: Json = None,
 ) -> None:
     """Check the pin, the lock, the entry point, Python, torch and GPU; each problem with its fix."""
+    check_writable(json_path)
     if write_lock:
         from patches.seam import upstream_lock
 

@@ -31,7 +31,7 @@ def perf(
     from harness import perf as bench
     from harness import vllm_env
     from harness.arms import Arm
-    from harness.atomic import write_json
+    from harness.atomic import check_writable, write_json
     from harness.commands.run_cmd import split
     from harness.errors import UserError
     from patches.seam.plan import resolve
@@ -40,6 +40,7 @@ def perf(
     if not names:
         raise UserError("--enable: name at least one patch, as in --enable qos,mlfq,slru")
     plan = resolve(names, set_ or [])
+    check_writable(json_path)
     vllm_env.prepare()
     console = Console()
     flags = bench.flags_for(running)

@@ -64,6 +64,7 @@ def run(
 
     from harness import run as runs
     from harness.arms import BASELINES, baseline, from_toml, read_toml, select, with_ablations
+    from harness.atomic import check_writable
     from harness.plan import RunPlan, WorkloadChoice
     from harness.profiles import load_profile
     from patches.seam.plan import resolve
@@ -79,6 +80,7 @@ def run(
             raise UserError(f"--{option}-scale {scale}: it must be a finite number")
     if base not in BASELINES:
         raise UserError(f"--base {base}: it is 'tuned' or 'stock'")
+    check_writable(json_path)
     loaded = load_profile(profile)
     five_phase.check_choice(phase, mode)
     names = split(enable)
@@ -108,7 +110,7 @@ def run(
 def finish(run_dir: Path, console: Any, json_path: Path | None) -> None:
     """Write the summary of a finished run and show its table."""
     from harness.atomic import write_json
-    from reports.summary import write_summary
+    from reports.summary import raise_if_invalid, write_summary
     from reports.terminal import print_summary
 
     summary = write_summary(run_dir)
@@ -117,6 +119,7 @@ def finish(run_dir: Path, console: Any, json_path: Path | None) -> None:
         write_json(json_path, summary)
     console.print(f"summary: {run_dir / 'summary.json'}", highlight=False, markup=False, soft_wrap=True)
     console.print(f"next: bench report {run_dir}", highlight=False, markup=False, soft_wrap=True)
+    raise_if_invalid(summary)
 
 
 def split(text: str) -> list[str]:

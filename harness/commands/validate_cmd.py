@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -36,13 +35,14 @@ def validate(
     from rich.console import Console
 
     from harness import validate as validation
+    from harness.atomic import check_writable, write_json
 
+    check_writable(json_path)
     console = Console()
     result = validation.validate(folder, profile, blocks)
     show(console, result)
     if json_path is not None:
-        text = json.dumps(result.to_json(), indent=1, allow_nan=False) + "\n"
-        _write(json_path, text)
+        write_json(json_path, result.to_json())
 
 
 def show(console: object, result: Validation) -> None:
@@ -86,12 +86,3 @@ def show(console: object, result: Validation) -> None:
     )
     for note in result.notes:
         console.print(f"note: {note}", soft_wrap=True)
-
-
-def _write(file: Path, text: str) -> None:
-    from harness.errors import UserError
-
-    try:
-        file.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise UserError(f"--json {file}: cannot be written ({error.strerror})") from None

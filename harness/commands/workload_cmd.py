@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from harness.errors import UserError
+from harness.atomic import check_writable, write_json
 
 if TYPE_CHECKING:
     from workloads.planned_load import LoadRow
@@ -43,6 +43,7 @@ def workload(
     """Say what the five-phase workload sends, or write it to a file."""
     from workloads import five_phase
 
+    check_writable(json_path)
     if phase == "list":
         _list_phases(json_path)
         return
@@ -151,12 +152,5 @@ def _cells(row: LoadRow) -> list[str]:
 
 
 def _write(path: Path | None, value: dict[str, Any]) -> None:
-    from harness.atomic import write_json
-
-    if path is None:
-        return
-    try:
+    if path is not None:
         write_json(path, value)
-    except OSError as error:
-        reason = error.strerror or str(error)
-        raise UserError(f"--json: cannot write {path} ({reason}); name a file that can be written") from error

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from harness.records import ArmRecord, Json
+from harness.papers import Json
+from harness.records import ArmRecord
 from harness.stats.measures import nearest_rank
 
 CLIENT_STALL_MS = 10.0

@@ -6,7 +6,8 @@ over the replicates, with Student's t at (blocks - 1) degrees of freedom, gives 
 step-down procedure (Holm, Scandinavian Journal of Statistics 6, 1979) then gives each comparison its
 level: alpha / (m - rank + 1) for the rejected ones in order of p, and the level at which the procedure
 stopped for all others. The interval shown is the one at that level, so it excludes zero exactly when
-Holm rejects: a verdict never contradicts its interval.
+Holm rejects: a verdict never contradicts its interval. On the plain scale it may reach below a change of
+-100%, which no figure that is never negative can have; what is shown ends there.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ class Difference:
 
     Attributes:
         log: `change` and `error` are those of ln(arm / baseline); else of arm - baseline.
+        nonnegative: the arm's value is never below 0, in no replicate.
         base: the baseline's value.
         error: standard error of `change`.
         freedom: degrees of freedom of Student's t.
@@ -49,6 +51,7 @@ class Difference:
     log: bool = False
     base: float = 0.0
     reason: str = ""
+    nonnegative: bool = False
 
     @property
     def testable(self) -> bool:
@@ -118,7 +121,8 @@ def difference(arm: Estimate, base: Estimate, *, seeds: int, blocks_a_phase: int
     if error < 1e-12 * max(1.0, abs(change)):
         error = 0.0
     freedom = max(min(arm.blocks, base.blocks) - 1, 1)
-    return Difference(change, error, freedom, log, base.value, reason)
+    nonnegative = min(arm.value, float(replicates_a.min())) >= 0
+    return Difference(change, error, freedom, log, base.value, reason, nonnegative)
 
 
 def outcomes(differences: Sequence[Difference], better: Sequence[str]) -> list[Outcome]:
@@ -156,6 +160,8 @@ def _outcome(d: Difference, level: float, better: str) -> Outcome:
     ci = None if low_pct is None or high_pct is None else (low_pct, high_pct)
     if ci is not None and ci[0] > -MARGIN_PCT and ci[1] < MARGIN_PCT:
         return Outcome(delta, ci, "same")
+    if ci is not None and d.nonnegative and d.base > 0:
+        ci = max(ci[0], -100.0), ci[1]
     excludes = low > 0 or high < 0
     reason = "the baseline's value is 0: no percentage" if delta is None else ""
     if not excludes:

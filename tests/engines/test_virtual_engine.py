@@ -186,7 +186,7 @@ def test_the_callers_hash_seed_does_not_reach_the_schedule(monkeypatch: pytest.M
             engine = VirtualEngine(
                 model_dir("llama-3.1-8b"), EngineFlags(max_model_len=1024), ConstantStep(), 80
             )
-            hashes = []
+            hashes: list[bytes] = []
             pool = engine.core.scheduler.kv_cache_manager.block_pool
             pool._insert_block_hash = _noted(pool._insert_block_hash, hashes)
             digests.append((engine.run(workload(MIXED)).schedule_digest, hashes))

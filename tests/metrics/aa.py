@@ -9,7 +9,8 @@ from typing import Any
 from harness.metrics.evaluate import evaluate
 from harness.metrics.pool import pool_of, windows_of
 from harness.metrics.scope import scopes_of
-from harness.records import ArmRecord, Json
+from harness.papers import Json
+from harness.records import ArmRecord
 from harness.stats.blocks import BlockGrid
 from harness.stats.bootstrap import Weights
 from reports.comparisons import compare_arms

@@ -173,6 +173,25 @@ def test_a_baseline_of_zero_has_no_percentage_but_a_verdict() -> None:
     assert (found.delta_pct, found.ci95, found.verdict) == (None, None, "worse")
 
 
+def test_nothing_falls_by_more_than_all_of_it() -> None:
+    """Counts that reach 0 are compared on the plain scale, whose interval may reach below -100%."""
+    rng = np.random.default_rng(5)
+    base = Estimate(10.0, rng.normal(10, 4, 300).clip(0), 90, False, 18)
+    arm = Estimate(0.5, rng.normal(0.5, 1, 300).clip(0), 90, False, 18)
+    compared = difference(arm, base, seeds=3, blocks_a_phase=6)
+    assert not compared.log
+    low, high = compared.at(ALPHA)
+    assert low < -10 < high
+    found = outcomes([compared], ["lower"])[0]
+    assert found.ci95 == (-100.0, 100 * high / 10)
+    assert found.verdict == "better"
+    # what may be negative keeps its interval
+    signed = Estimate(0.5, rng.normal(0.5, 1, 300), 90, False, 18)
+    ci = outcomes([difference(signed, base, seeds=3, blocks_a_phase=6)], ["lower"])[0].ci95
+    assert ci is not None
+    assert ci[0] < -100
+
+
 def test_few_samples_or_blocks_decide_nothing() -> None:
     sharp = np.full(50, 2.0)
     few = Estimate(2.0, sharp, 50, True, 18)

@@ -9,9 +9,10 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from harness.atomic import write_json
 from harness.commands import compare_cmd
 from harness.errors import GateFailed, UserError
-from harness.records import read_json, write_json
+from harness.records import read_json
 from reports.gate import Gate, check, read_gates, read_side
 from reports.summary import write_summary
 from tests.synthetic import Effect, make_run
@@ -131,13 +132,62 @@ def test_gate_files_that_say_nothing_clear(tmp_path: Path, text: str, words: str
         read_gates(path)
 
 
+def test_a_scope_that_neither_run_has_is_bad_input(runs: dict[str, Path], tmp_path: Path) -> None:
+    base, slow = read_side(runs["base"]), read_side(runs["slow"])
+    for scope in ("phase:99", "phase:1-2", "tier:golden", "tenant:gold-a/phase:9"):
+        with pytest.raises(UserError, match=f"{scope} is in neither run; they have all, phase:1"):
+            check(base, slow, [Gate(metric="ttft_ms_p50", scope=scope)])
+    # in one of them it is a missing figure
+    summary = read_json(runs["base"] / "summary.json")
+    for arm in summary["arms"]:
+        del arm["by_phase"]["2"]
+    write_json(tmp_path / "less.json", summary)
+    found = check(base, read_side(tmp_path / "less.json"), [Gate(metric="ttft_ms_p50", scope="phase:2")])
+    assert {c.state for c in found} == {"missing"}
+
+
+def test_a_stale_summary_is_not_compared(runs: dict[str, Path], tmp_path: Path) -> None:
+    run = tmp_path / "base"
+    shutil.copytree(runs["base"], run)
+    (run / "summary.json").write_text("{}")
+    assert [arm["name"] for arm in read_side(run).summary["arms"]] == ["stock", "plain"]
+    # without its records it is all there is
+    shutil.copy(runs["base"] / "summary.json", run)
+    for arm in ("stock", "plain"):
+        shutil.rmtree(run / arm)
+    side = read_side(run)
+    assert (side.run_dir, side.summary["valid"]) == (None, True)
+
+
+@pytest.mark.parametrize(
+    ("summary", "field"),
+    [
+        ({"schema": 1, "arms": 3}, "run: field required"),
+        (
+            {"schema": 1, "run": "x", "valid": True, "reasons": [], "arms": 3},
+            "arms: input should be a valid list",
+        ),
+        ({"schema": 1, "run": "x", "valid": True, "reasons": [], "arms": [{}]}, "arms.0.name"),
+        ({}, "schema: field required"),
+    ],
+)
+def test_damaged_summaries_are_named(tmp_path: Path, summary: dict[str, object], field: str) -> None:
+    path = tmp_path / "s.json"
+    write_json(path, summary)
+    with pytest.raises(UserError, match=f"s.json, {field}"):
+        read_side(path)
+    path.rename(tmp_path / "summary.json")
+    with pytest.raises(UserError, match=f"summary.json, {field}"):
+        read_side(tmp_path)
+
+
 def test_paths_that_are_no_runs(tmp_path: Path, runs: dict[str, Path]) -> None:
     with pytest.raises(UserError, match="does not exist"):
         read_side(tmp_path / "nowhere")
     with pytest.raises(UserError, match="is no run"):
         read_side(tmp_path)
     write_json(tmp_path / "x.json", {"schema": 2})
-    with pytest.raises(UserError, match="schema 1"):
+    with pytest.raises(UserError, match="schema: input should be 1"):
         read_side(tmp_path / "x.json")
     # a run that has no summary yet is summed up on the spot
     copy = tmp_path / "copy"

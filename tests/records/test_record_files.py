@@ -5,7 +5,9 @@ from __future__ import annotations
 import subprocess
 import sys
 import textwrap
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pyarrow as pa
@@ -13,6 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import harness
+from harness.atomic import write_json
 from harness.errors import RunFailed, UserError
 from harness.records import (
     arm_dir,
@@ -21,6 +24,7 @@ from harness.records import (
     load_arm,
     load_run,
     parquet_bytes,
+    read_json,
     write_arm,
 )
 from harness.schema import TABLES, arrow_schema
@@ -91,6 +95,62 @@ def test_damaged_or_missing_papers_are_named(tmp_path: Path) -> None:
         load_arm(place)
 
 
+CASES: list[tuple[str, Callable[[Any], Any], str]] = [
+    ("plan.json", lambda p: p.clear(), "schema: field required"),
+    ("plan.json", lambda p: p.update(arms=3), "arms: input should be a valid list"),
+    ("plan.json", lambda p: p.update(seeds=["0"]), "seeds.0: input should be a valid integer"),
+    ("plan.json", lambda p: p.update(seeds=[0, 0]), "seeds: one is named twice"),
+    ("plan.json", lambda p: p["arms"].append(p["arms"][0]), "arms: one is named twice"),
+    ("plan.json", lambda p: p["arms"][0].pop("patches"), "arms.0.patches: field required"),
+    ("plan.json", lambda p: p["arms"][0].update(name="logs"), "arms.0: .*file of the run"),
+    ("plan.json", lambda p: p["arms"][0].update(patch_plan="{"), "arms.0.patch_plan: invalid JSON"),
+    ("stock/seed-0/manifest.json", lambda m: m.clear(), "schema: field required"),
+    ("stock/seed-0/manifest.json", lambda m: m["workload"].pop("phases"), "workload.phases: field required"),
+    (
+        "stock/seed-0/manifest.json",
+        lambda m: m["workload"]["phases"][0].update(end_ns=0),
+        "workload.phases.0",
+    ),
+    ("stock/seed-0/manifest.json", lambda m: m["workload"]["tenants"].pop(0), "workload.tenants: .*gold-a"),
+    ("stock/seed-0/manifest.json", lambda m: m.update(validity=[]), "validity"),
+    ("stock/seed-0/receipt.json", lambda r: r.clear(), "schema: field required"),
+    ("stock/seed-0/receipt.json", lambda r: r.update(hooks={"qos": {}}), "hooks.qos.hits: field required"),
+]
+
+
+@pytest.mark.parametrize(("name", "edit", "says"), CASES)
+def test_papers_that_do_not_fit_are_named(
+    tmp_path: Path, name: str, edit: Callable[[Any], Any], says: str
+) -> None:
+    plan(tmp_path, {"stock": []})
+    record(tmp_path, ROWS)
+    load_run(tmp_path)
+    value = read_json(tmp_path / name)
+    edit(value)
+    write_json(tmp_path / name, value)
+    with pytest.raises(UserError, match=f"{tmp_path / name}, ({says})") as raised:
+        load_run(tmp_path)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_receipt_of_no_patches_names_no_plan(tmp_path: Path) -> None:
+    assert record(tmp_path, ROWS, plan_sha256=None).receipt["plan_sha256"] is None
+
+
+def test_files_are_not_taken_for_arms(tmp_path: Path) -> None:
+    plan(tmp_path / "run", {"stock": []})
+    record(tmp_path / "run", ROWS)
+    (tmp_path / "run/summary.json").write_text("{}")
+    # the folder of an arm is no run, whatever it is called
+    (tmp_path / "other/plan.json/seed-0").mkdir(parents=True)
+    assert find_runs(tmp_path) == [tmp_path / "run"]
+    (tmp_path / "run/tuned").write_text("a file where an arm's folder would be")
+    value = read_json(tmp_path / "run/plan.json")
+    value["arms"].append({**value["arms"][0], "name": "tuned"})
+    write_json(tmp_path / "run/plan.json", value)
+    assert load_run(tmp_path / "run").missing == (("tuned", 0),)
+
+
 def test_a_full_disk_leaves_nothing(tmp_path: Path) -> None:
     """A limit on file size makes the real write fail half-way, as a full disk does."""
     code = textwrap.dedent(
@@ -155,7 +215,10 @@ def test_load_reads_an_arm_a_run_and_a_results_folder(tmp_path: Path) -> None:
     assert set(harness.load(tmp_path / "one/tuned/seed-3").tokens["seed"]) == {3}
 
 
-@pytest.mark.parametrize("name", ["../up", "a/b", "", ".hidden", "a b"])
+@pytest.mark.parametrize(
+    "name",
+    ["../up", "a/b", "", ".hidden", "a b", "logs", "plan.json", "summary.json", "Summary.md", "compare.md"],
+)
 def test_arm_names_that_are_no_folders(tmp_path: Path, name: str) -> None:
     with pytest.raises(UserError, match="arm name"):
         arm_dir(tmp_path, name, 0)

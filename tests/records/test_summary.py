@@ -5,14 +5,16 @@ from __future__ import annotations
 import copy
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from harness.errors import UserError
-from harness.records import read_json, write_json
-from reports.summary import build_summary, write_summary
+from harness.atomic import write_json
+from harness.errors import RunFailed, UserError
+from harness.records import read_json
+from reports.summary import build_summary, raise_if_invalid, write_summary
 from tests.synthetic import Effect, make_run
 
 ARMS = ("stock", "tuned", "qos+mlfq+slru")
@@ -109,7 +111,11 @@ def test_a_resumed_run_equals_an_uninterrupted_one(
     shutil.copytree(fresh / "qos+mlfq+slru", half / "qos+mlfq+slru")
     for path in run.glob("*/*/*.parquet"):
         assert (half / path.relative_to(run)).read_bytes() == path.read_bytes()
-    assert build_summary(half) == summary
+    whole = build_summary(half)
+    # a copied file has another time of its last change
+    for one in (whole, expected := copy.deepcopy(summary)):
+        assert len(one["run_facts"].pop("fingerprint")) == 64
+    assert whole == expected
 
 
 def test_figures_have_six_digits(summary: dict[str, Any]) -> None:
@@ -159,6 +165,27 @@ def test_what_makes_arms_invalid(run: Path, tmp_path: Path) -> None:
     assert {r["code"] for r in summary["reasons"]} == {"trace_mismatch", "invalid_arms"}
     assert not summary["valid"]
     assert all(c["verdict"] == "undetermined" and c["reason"] for c in summary["comparisons"])
+
+
+def test_an_invalid_run_is_raised(summary: dict[str, Any], run: Path, tmp_path: Path) -> None:
+    raise_if_invalid(summary)
+    half = tmp_path / "demo"
+    shutil.copytree(run, half)
+    shutil.rmtree(half / "tuned")
+    with pytest.raises(RunFailed, match=r"run demo is INVALID: tuned: seed 0 .*not been run") as raised:
+        raise_if_invalid(build_summary(half))
+    assert "\n" not in str(raised.value)
+    # what is only to be known beside the figures is not named as the reason
+    few = make_run(tmp_path / "few", arms=("stock",), seeds=(0, 1), n=100)
+    change_json(few / "stock/seed-1/manifest.json", lambda m: m.update(validity={"valid": False}))
+    with pytest.raises(RunFailed, match="stock: seed 1: the run marked itself invalid"):
+        raise_if_invalid(build_summary(few))
+
+
+def change_json(path: Path, edit: Callable[[dict[str, Any]], Any]) -> None:
+    value = read_json(path)
+    edit(value)
+    write_json(path, value)
 
 
 def test_a_run_without_records_says_so(tmp_path: Path) -> None:

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from harness.records import write_json
-from reports.build import current_summary
+from harness.atomic import write_json
+from reports.summary import current_summary
 from reports.view import RunView, load_view
 from tests import synthetic
 from tests.reports.hostile import EVIL_PHASE, EVIL_TENANT

@@ -98,6 +98,36 @@ def test_a_change_from_nothing_has_no_percentage(altered: Alter) -> None:
     assert "no percentage" in html.render(changed)
 
 
+def test_no_loss_in_phase_1_is_left_out(view: RunView, altered: Alter) -> None:
+    def lost(summary: dict[str, Any]) -> None:
+        for c in summary["comparisons"]:
+            here = c["scope"].endswith("phase:1") and (c["metric"], c["baseline"]) in (
+                ("ttft_ms_p99", "tuned"),
+                ("ttft_ms_p90", "stock"),
+            )
+            c.update(verdict="worse" if here else "better", delta_pct=12.0, ci95=[5.0, 20.0])
+
+    wanted = [("ttft_ms_p99", "phase:1"), ("ttft_ms_p90", "tier:bronze/phase:1")]
+    assert set(wanted) <= set(tables.GUARD)
+    changed = altered(lost)
+    arm = changed.arm(ARM)
+    assert arm is not None
+    for both in tables.guard_shown(changed, arm, ("tuned", "stock")):
+        assert [row.metric for row in both] == ["short_ttft_ms_p99", "ttft_ms_p99", "ttft_ms_p90"]
+    said = printed(changed).splitlines()
+    below = said[next(i for i, line in enumerate(said) if line.strip() == "phase 1") :]
+    assert [line.split("  ")[1].strip() for line in below[1:4]] == [
+        "short TTFT p99",
+        "TTFT p99",
+        "TTFT p90, bronze",
+    ]
+    assert "▼" in below[2] and "▼" in below[3]
+    assert max(map(len, said)) <= 80
+    text = markdown.render(changed)
+    assert "| TTFT p99 (must not get worse) | phase 1 |" in text
+    assert "| TTFT p90 (must not get worse) | bronze tier, phase 1 |" in text
+
+
 def test_extrapolated_steps_are_told(view: RunView) -> None:
     manifest = {"extrapolated": {"any": 0.031, "context": 0.031, "chunk": 0.0}}
     told = RunView(view.path, view.summary, view.plan, {**view.manifests, (ARM, 1): manifest}, {})
