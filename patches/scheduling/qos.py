@@ -22,9 +22,9 @@ HOW = """
 Each request has an effective class: its API priority, plus a penalty for a long prompt, minus one for each ageing
 period that it has waited. The period follows the backlog that stands before the request: the time in which the waiting
 tokens of its own and of better classes would be served at the rate of the last seconds, and never below a floor. So a
-request behind a short line is lifted soon, and one behind a long line late. Ageing is there against starvation, so its period is many times the
-line's own length: a few times would lift every long prompt under a lasting overload, and one at the head that waits
-for blocks keeps all the short ones behind it waiting. What a request has gained it keeps.
+request behind a short line is lifted soon, and one behind a long line late. Ageing is there against starvation, so its
+period is many times the line's own length: a few times would lift every long prompt under a lasting overload, and one
+at the head that waits for blocks keeps all the short ones behind it waiting. What a request has gained it keeps.
 
 The class decides the waiting order, the order in which prefills get tokens, and the victim when blocks run out. A
 request at the head that cannot be admitted for want of KV blocks or of a seat takes those of running requests of a
@@ -43,7 +43,7 @@ class QosKnobs(Knobs):
     long_prompt_penalty_levels: int = Field(1, ge=0, description="classes that a longer prompt is put back")
     ageing_floor_s: float = Field(0.25, gt=0, description="shortest wait that lifts a request by one class")
     ageing_backlog_factor: float = Field(
-        1.0,
+        20.0,
         ge=0,
         description="ageing period as a multiple of the time that the line before a request needs to drain",
     )
