@@ -146,6 +146,8 @@ def test_interrupted_by_the_user_is_one_line_and_exit_code_130(tmp_path: Path) -
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        # A shell that runs the suite in the background has it ignore Ctrl-C, and children inherit that.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )
     assert process.stdout is not None
     for line in process.stdout:
