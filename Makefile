@@ -16,6 +16,8 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3 || echo python3.11
 BUILD ?= cpu
 ENABLE ?= qos,mlfq,slru
 SEEDS ?= 3
+# One run more than there are cores: nine runs on two cores would leave one idle while the last one ends.
+JOBS ?= $(shell expr $$(nproc) + 1)
 BIN := .venv/bin
 CODE := patches harness workloads reports scripts tests
 
@@ -29,7 +31,7 @@ setup:
 	@$(PYTHON) scripts/setup.py --build $(BUILD)
 
 demo: setup
-	$(BIN)/bench run --enable $(ENABLE) --phase all --seeds $(SEEDS)
+	$(BIN)/bench run --enable $(ENABLE) --phase all --seeds $(SEEDS) --jobs $(JOBS)
 	$(BIN)/bench report results/
 
 nightly: setup
