@@ -23,8 +23,8 @@ Each request has an effective class: its API priority, plus a penalty for a long
 period that it has waited. The period follows the backlog that stands before the request: the time in which the waiting
 tokens of its own and of better classes would be served at the rate of the last seconds, and never below a floor. So a
 request behind a short line is lifted soon, and one behind a long line late. Ageing is there against starvation, so its
-period is many times the line's own length: a few times would lift every long prompt under a lasting overload, and one
-at the head that waits for blocks keeps all the short ones behind it waiting. What a request has gained it keeps.
+period is many times the line's own length: one near that length lifts every long prompt under a lasting overload, and
+one at the head that waits for blocks keeps all the short ones behind it waiting. What a request has gained it keeps.
 
 The class decides the waiting order, the order in which prefills get tokens, and the victim when blocks run out. A
 request at the head that cannot be admitted for want of KV blocks or of a seat takes those of running requests of a
