@@ -176,6 +176,7 @@ class Manifest(Paper):
     schedule_digest: str | None = None
     virtual_s: FiniteFloat = 0.0
     extrapolated: dict[str, FiniteFloat] = {}
+    unmeasured: dict[str, FiniteFloat] = {}
     command: list[str] = []
     validity: Validity = Validity()
     run_facts: RunFacts = RunFacts()

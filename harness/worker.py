@@ -59,7 +59,7 @@ def run_task(
 ) -> Finished:
     """Serve the trace with this arm's engine and write `run_dir/<arm>/seed-<n>/`."""
     from harness.engines.virtual.engine import VirtualEngine
-    from harness.profiles.model import StepTimeModel, outside_shares
+    from harness.profiles.model import StepTimeModel, outside_shares, unmeasured_shares
 
     started = datetime.now(UTC)
     began = time.perf_counter()
@@ -102,6 +102,7 @@ def run_task(
         "steps": run.steps,
         "virtual_s": run.virtual_s,
         "extrapolated": dict(outside_shares(step_time)),
+        "unmeasured": dict(unmeasured_shares(step_time)),
         "command": list(command),
         "validity": validity(arm, receipt, run.tables),
         "run_facts": {

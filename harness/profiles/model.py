@@ -23,7 +23,7 @@ GEMM_TILE_TOKENS = 16
 # The baseline over which attention's slope in kv is taken: long enough that launch noise cancels.
 SLOPE_KV_TOKENS = 2048
 
-OUTSIDE = ("tokens", "sequences", "decodes", "chunk", "context", "mixed")
+OUTSIDE = ("tokens", "sequences", "decodes", "chunk", "context")
 
 
 class StepTimeModel:
@@ -32,7 +32,9 @@ class StepTimeModel:
     Attributes:
         steps: calls so far.
         steps_outside: calls for which at least one quantity was outside the profile's domain.
-        outside: the same by quantity; `mixed` counts mixed steps on a profile without a mixed table.
+        outside: the same by quantity.
+        steps_unmeasured: calls that rest on a regime of which the profile holds no measurement.
+        unmeasured: the same by regime (see `profile.REGIMES`).
     """
 
     def __init__(
@@ -41,10 +43,12 @@ class StepTimeModel:
         max_num_seqs: int | None = None,
         max_num_batched_tokens: int | None = None,
         captured: Sequence[int] | None = None,
+        mixed_penalty: float = 1.0,
     ) -> None:
         """Limits default to the profile's stock flags; they decide which sizes are captured.
 
         `captured` overrides that choice: ascending token counts, or () for an eager engine.
+        `mixed_penalty` multiplies the attention of mixed steps (for sensitivity).
         """
         tables, domain = profile.tables, profile.domain
         seqs = max_num_seqs or int(profile.stock["max_num_seqs"])
@@ -69,9 +73,13 @@ class StepTimeModel:
         mixed = tables.mixed
         self._mixed = Grid4(mixed.chunk, mixed.kv, mixed.n, mixed.ctx, mixed.us) if mixed else None
 
+        self._mixed_penalty = mixed_penalty
+
         self.steps = 0
         self.steps_outside = 0
         self.outside = dict.fromkeys(OUTSIDE, 0)
+        self.steps_unmeasured = 0
+        self.unmeasured = dict.fromkeys(profile.not_measured, 0)
 
     def padded(self, tokens: int) -> int:
         """Tokens that the GEMMs run for a batch of that many."""
@@ -109,6 +117,8 @@ class StepTimeModel:
         n_sampled = max(n_sampled, n_decode + len(prefills))
         ctx = sum_ctx_decode / n_decode if n_decode else 0.0
         self._count(tokens, n_sampled, chunk, n_decode, max(deepest, ctx))
+        if self.unmeasured:
+            self._count_unmeasured(chunk, n_decode, deepest)
         dense_us = (
             self._dense_us[tokens] if tokens < len(self._dense_us) else self._dense.at(self.padded(tokens))
         )
@@ -140,9 +150,9 @@ class StepTimeModel:
         if n == 0:
             us = pieces * prefill.at(piece, max(kv, 0.0))
         elif self._mixed is None:
-            us = pieces * prefill.at(piece, max(kv, 0.0)) + self._decode.at(n, ctx)
+            us = self._mixed_penalty * (pieces * prefill.at(piece, max(kv, 0.0)) + self._decode.at(n, ctx))
         else:
-            us = self._mixed_us(piece, max(kv, 0.0), n, ctx)
+            us = self._mixed_penalty * self._mixed_us(piece, max(kv, 0.0), n, ctx)
             if pieces > 1:
                 us += (pieces - 1) * prefill.at(piece, max(kv, 0.0))
         if kv < 0.0:  # several short prompts: less work than one chunk of that size has by itself
@@ -165,14 +175,12 @@ class StepTimeModel:
     def _count(self, tokens: int, sequences: int, chunk: float, n: int, context: float) -> None:
         self.steps += 1
         limit = self.max_decodes_mixed if chunk else self.max_decodes
-        unmeasured_mix = bool(chunk and n and self._mixed is None)
         if (
             tokens <= self.max_tokens
             and sequences <= self.max_sequences
             and n <= limit
             and chunk <= self.max_chunk
             and context <= self.max_context
-            and not unmeasured_mix
         ):
             return
         self.steps_outside += 1
@@ -182,7 +190,21 @@ class StepTimeModel:
         outside["decodes"] += n > (limit or self.max_decodes)
         outside["chunk"] += chunk > self.max_chunk
         outside["context"] += context > self.max_context
-        outside["mixed"] += unmeasured_mix
+
+    def _count_unmeasured(self, chunk: float, n: int, deepest: int) -> None:
+        rests_on = {
+            "decode": n > 0 and not chunk,
+            "prefill": chunk > 0 and not n,
+            "context": deepest > 0,
+            "mixed": chunk > 0 and n > 0,
+            "communication": True,
+        }
+        hit = False
+        for regime in self.unmeasured:
+            if rests_on[regime]:
+                self.unmeasured[regime] += 1
+                hit = True
+        self.steps_unmeasured += hit
 
 
 class _Curve:
@@ -204,3 +226,9 @@ def outside_shares(model: StepTimeModel) -> Mapping[str, float]:
     """Share of steps outside the domain, by quantity, and `any`; zeros before the first step."""
     steps = max(model.steps, 1)
     return {"any": model.steps_outside / steps} | {k: v / steps for k, v in model.outside.items()}
+
+
+def unmeasured_shares(model: StepTimeModel) -> Mapping[str, float]:
+    """Share of steps that rest on a regime without measurements, by regime, and `any`."""
+    steps = max(model.steps, 1)
+    return {"any": model.steps_unmeasured / steps} | {k: v / steps for k, v in model.unmeasured.items()}

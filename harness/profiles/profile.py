@@ -23,6 +23,9 @@ from harness.profiles.tables import Tables
 BUILT_IN = Path(__file__).resolve().parent
 MODELS = BUILT_IN / "models"
 PHASES = 5
+# What a step may rest on, and a profile may have measurements of or not: decodes alone, prefills alone, a
+# prefill behind tokens that are in the cache already, a prefill beside decodes, and the exchange between GPUs.
+REGIMES = ("decode", "prefill", "context", "mixed", "communication")
 
 
 class _Strict(BaseModel):
@@ -88,6 +91,9 @@ class Profile(_Strict):
     model: str = Field(description="model whose shape lies under models/<last part of the name>")
     model_names: list[str] = Field(description="hub names with this shape")
     measured: bool = Field(description="true when the tables were timed on this GPU")
+    not_measured: list[Literal["decode", "prefill", "context", "mixed", "communication"]] = Field(
+        default_factory=list, description="regimes that are modelled because no measurement of them exists"
+    )
     dtype: Literal["bfloat16", "float16"] = Field("bfloat16", description="weights and KV cache")
     tensor_parallel: int = Field(1, ge=1, description="GPUs that share the model")
     layers: int = Field(gt=0, description="transformer layers; the tables hold one layer")

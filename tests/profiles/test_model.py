@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from harness.profiles import StepTimeModel, load_profile
 from harness.profiles.capture import capture_sizes
-from harness.profiles.model import outside_shares
+from harness.profiles.model import outside_shares, unmeasured_shares
 
 NAMES = ("rtx4090-24g/llama-3.1-8b", "rtxpro6000-96g/llama-3.1-8b")
 # Measured kernels are not monotone to the last per cent: a larger batch may take a better tiling.
@@ -190,7 +190,7 @@ def test_leaving_the_calibrated_domain_is_counted() -> None:
     model.step_us([(4096, 0)], 0, 0, 1)
     model.step_us([(64, 20000)], 10, 10 * 100, 11)
     assert (model.steps, model.steps_outside) == (4, 3)
-    assert model.outside == {"tokens": 1, "sequences": 1, "decodes": 1, "chunk": 1, "context": 1, "mixed": 0}
+    assert model.outside == {"tokens": 1, "sequences": 1, "decodes": 1, "chunk": 1, "context": 1}
     assert outside_shares(model)["any"] == 0.75
 
 
@@ -209,12 +209,15 @@ def test_the_domain_is_that_of_the_tables() -> None:
 
 def test_without_a_mixed_table_parts_are_summed_and_flagged() -> None:
     profile = load_profile(NAMES[0])
+    profile = profile.model_copy(update={"not_measured": ["mixed"]})
     profile.__dict__["tables"] = profile.tables.model_copy(update={"mixed": None})
     model = StepTimeModel(profile)
     both = model.attention_us([(512, 0)], 64, 64 * 1000)
     assert both == model.attention_us([(512, 0)], 0, 0) + model.attention_us([], 64, 64 * 1000)
     model.step_us([(512, 0)], 64, 64 * 1000, 65)
-    assert model.outside["mixed"] == model.steps_outside == 1
+    model.step_us([], 64, 64 * 1000, 64)
+    assert model.unmeasured == {"mixed": 1}
+    assert unmeasured_shares(model) == {"any": 0.5, "mixed": 0.5}
 
 
 def test_a_step_is_looked_up_fast(capsys: pytest.CaptureFixture[str]) -> None:
