@@ -1,8 +1,8 @@
 """The columns of every record, written once: name, Arrow type, unit and meaning.
 
 One directory holds one arm and one seed: `requests.parquet`, `tokens.parquet`, `steps.parquet`,
-`events.parquet`, `manifest.json` and `receipt.json`. All times are integer nanoseconds on one
-monotonic clock that starts at 0 when the run does.
+`events.parquet`, `manifest.json` and `receipt.json`; a live run on a GPU has `gpu.parquet` too. All
+times are integer nanoseconds on one monotonic clock that starts at 0 when the run does.
 """
 
 from __future__ import annotations
@@ -92,18 +92,51 @@ EVENTS: tuple[Column, ...] = (
     Column("detail", _str, "", "a short text that belongs to the event"),
 )
 
+GPU: tuple[Column, ...] = (
+    Column("t_ns", _i64, "ns", "when energy and power were read (the middle of the two calls)"),
+    Column("due_ns", _i64, "ns", "when this sample was due; t_ns less this is how late it was"),
+    Column("read_us", _f64, "us", "how long these two calls took; t_ns may be off by half of it"),
+    Column("gpu", _i32, "", "number of the physical GPU in the driver's order"),
+    Column("uuid", _str, "", "UUID of the GPU, or of the MIG slice"),
+    Column("error", _str, "", "why the GPU did not answer at all; empty where it did"),
+    Column(
+        "gpu_util", _f64, "ratio", "share of the driver's last period with a kernel running", nullable=True
+    ),
+    Column(
+        "memory_util", _f64, "ratio", "share of that period with memory being read or written", nullable=True
+    ),
+    Column("memory_used_bytes", _i64, "bytes", "device memory in use, by any process", nullable=True),
+    Column(
+        "power_w",
+        _f64,
+        "W",
+        "power drawn; from Ampere on (but for GA100) the mean of the second before",
+        nullable=True,
+    ),
+    Column("energy_mj", _i64, "mJ", "energy taken since the driver was loaded", nullable=True),
+    Column("sm_clock_mhz", _i32, "MHz", "clock of the multiprocessors", nullable=True),
+    Column("memory_clock_mhz", _i32, "MHz", "clock of the memory", nullable=True),
+    Column("temperature_c", _i32, "C", "temperature of the chip", nullable=True),
+    Column("throttle_mask", _i64, "", "why clocks are not higher, the driver's bit mask", nullable=True),
+    Column("throttle", _str, "", "the names of these reasons, comma-separated", nullable=True),
+)
+
+# What every arm and seed has.
 TABLES: dict[str, tuple[Column, ...]] = {
     "requests": REQUESTS,
     "tokens": TOKENS,
     "steps": STEPS,
     "events": EVENTS,
 }
+# What only some have: `gpu` is there where a live run found a GPU.
+EXTRA_TABLES: dict[str, tuple[Column, ...]] = {"gpu": GPU}
 
 STATUSES = ("ok", "rejected", "expired", "cancelled", "failed")
 
 
 def arrow_schema(table: str) -> pa.Schema:
     """The Arrow schema of one table; units and meanings travel as field metadata."""
+    columns = TABLES[table] if table in TABLES else EXTRA_TABLES[table]
     return pa.schema(
-        [pa.field(c.name, c.type, c.nullable, {"unit": c.unit, "meaning": c.meaning}) for c in TABLES[table]]
+        [pa.field(c.name, c.type, c.nullable, {"unit": c.unit, "meaning": c.meaning}) for c in columns]
     )

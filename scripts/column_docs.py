@@ -9,7 +9,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from harness.schema import TABLES  # noqa: E402
+from harness.schema import EXTRA_TABLES, TABLES  # noqa: E402
 
 TARGET = ROOT / "docs" / "COLUMNS.md"
 _ABOUT = {
@@ -17,6 +17,7 @@ _ABOUT = {
     "tokens": "One row an output token received.",
     "steps": "One row an engine step, in the order of scheduling.",
     "events": "One row an event.",
+    "gpu": "One row a GPU and sample; only where a live run found a GPU.",
 }
 _HEAD = """# Columns of the records
 
@@ -30,7 +31,7 @@ nanoseconds on one monotonic clock that starts at 0 when the run does.
 def text() -> str:
     """The page."""
     parts = [_HEAD]
-    for name, columns in TABLES.items():
+    for name, columns in (TABLES | EXTRA_TABLES).items():
         parts.append(
             f"\n## {name}\n\n{_ABOUT[name]}\n\n| column | type | unit | null | meaning |\n|---|---|---|---|---|\n"
         )
