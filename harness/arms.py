@@ -11,20 +11,30 @@ import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from harness.engines.flags import EngineFlags, parse_flags
 from harness.errors import UserError
 from harness.papers import arm_name_fault
-from harness.profiles import Profile
 from patches.seam import registry
 from patches.seam.plan import PatchPlan, resolve
 
 BASELINES = ("stock", "tuned")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,79}")
 Knobs = Mapping[str, Mapping[str, Any]]
+
+
+class FlagSets(Protocol):
+    """What knows the flags of both baselines: a profile, or a live run's machine."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def stock(self) -> Mapping[str, Any]: ...
+    @property
+    def tuned(self) -> Mapping[str, Any]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +74,7 @@ class Arm:
         )
 
 
-def baseline(profile: Profile, name: str) -> Arm:
+def baseline(profile: FlagSets, name: str) -> Arm:
     """`stock` or `tuned` on this profile."""
     flags: dict[str, Any] = dict(profile.stock)
     if name == "tuned":
@@ -73,7 +83,7 @@ def baseline(profile: Profile, name: str) -> Arm:
 
 
 def patched(
-    profile: Profile,
+    profile: FlagSets,
     enable: Sequence[str],
     knobs: Knobs,
     *,
@@ -97,7 +107,7 @@ def patched(
 
 
 def with_ablations(
-    profile: Profile, enable: Sequence[str], knobs: Knobs, base: str, *, each: bool, leave_one_out: bool
+    profile: FlagSets, enable: Sequence[str], knobs: Knobs, base: str, *, each: bool, leave_one_out: bool
 ) -> list[Arm]:
     """The arm of all patches together, and, if asked, of each alone and of all but each."""
     arms = [patched(profile, enable, knobs, base=base)] if enable else []
@@ -132,7 +142,7 @@ class _ArmFile(BaseModel):
     arm: list[_ArmTable]
 
 
-def from_toml(path: Path, profile: Profile) -> list[Arm]:
+def from_toml(path: Path, profile: FlagSets) -> list[Arm]:
     """Arms of a TOML file: `[[arm]]` tables of name, base, patches, knobs and engine_flags."""
     raw = read_toml(path)
     try:

@@ -1,25 +1,18 @@
-"""Traces of prefix blocks (Mooncake's JSONL): one request a line, its blocks named by prefix."""
+"""Traces of prefix blocks for `bench cache`: any trace whose rows name the blocks of their prompts."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from typing import Any
 
 from harness.errors import UserError
+from workloads.traces.reader import block_ids
+from workloads.traces.records import records, sample
+from workloads.traces.values import NS_PER_S, since_start_ns
 
 _ASK = 'each line must look like {"timestamp": 0, "hash_ids": [0, 1, 2]}'
-
-
-class _Row(BaseModel):
-    """One line; what else stands in it is not needed here."""
-
-    model_config = ConfigDict(strict=True)
-    timestamp: int | float = Field(allow_inf_nan=False)
-    hash_ids: list[int] = Field(min_length=1)
 
 
 @dataclass(frozen=True)
@@ -39,50 +32,70 @@ class BlockTrace:
 
 
 def read_trace(path: Path) -> BlockTrace:
-    """Read a trace, ordered by timestamp (equal ones keep the file's order).
+    """Read a trace, ordered by timestamp (equal ones keep the file's order); lengths need not be in it.
 
     Raises:
         UserError: the file is missing or empty, or a line is malformed; names file and line.
     """
-    if not path.is_file():
-        raise UserError(f"{path}: no such file; give a trace in Mooncake's JSONL format ({_ASK})")
-    rows: list[tuple[float, tuple[int, ...]]] = []
+    begun = sample(path)
+    if begun.kind == "csv" or "hash_ids" not in begun.header:
+        raise UserError(
+            f"{path}: names no blocks of prompts, so there is nothing for a cache to find; {_ASK} (Mooncake, "
+            "Bailian, vLLM's timed_trace)"
+        )
+    # Bailian's ids are of a block's content alone; with the ids before it they name what a cache looks for.
+    named = _Paths() if "chat_id" in begun.header else None
+    rows: list[tuple[int, tuple[int, ...]]] = []
     parents: dict[int, tuple[int, int]] = {}
-    try:
-        with path.open(encoding="utf-8") as file:
-            for number, line in enumerate(file, start=1):
-                if line.strip():
-                    row = _parse(line, f"{path}:{number}")
-                    _check_path(row.hash_ids, parents, path, number)
-                    rows.append((row.timestamp, tuple(row.hash_ids)))
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path}: not a text file ({error.reason}); {_ASK}") from None
-    if not rows:
-        raise UserError(f"{path}: no request in it; {_ASK}")
+    for number, fields in records(path, "json", begun.noun):
+        where = f"{path}: {begun.noun} {number}"
+        at, ids = _row(fields, where)
+        if named is not None:
+            ids = named.path(ids)
+        else:
+            _check_path(ids, parents, where, number)
+        rows.append((at, ids))
     rows.sort(key=lambda row: row[0])
     return BlockTrace(tuple(ids for _, ids in rows))
 
 
-def _parse(line: str, where: str) -> _Row:
+def _row(fields: dict[str, Any], where: str) -> tuple[int, tuple[int, ...]]:
+    ids = block_ids(fields.get("hash_ids"))
+    if isinstance(ids, str):
+        raise UserError(f"{where}: hash_ids {ids}; {_ASK}")
+    if not ids:
+        raise UserError(f"{where}: hash_ids is empty; {_ASK}")
+    time = fields.get("timestamp")
     try:
-        return _Row.model_validate(json.loads(line))
-    except json.JSONDecodeError as error:
-        raise UserError(f"{where}: not JSON ({error.msg}, column {error.colno}); {_ASK}") from None
-    except ValidationError as error:
-        first = error.errors()[0]
-        field = ".".join(str(part) for part in first["loc"]) or "the line"
-        raise UserError(f"{where}: {field}: {first['msg']}; {_ASK}") from None
+        # Only the order counts here, not the unit.
+        return since_start_ns(None if isinstance(time, str) else time, NS_PER_S), ids
+    except ValueError as error:
+        raise UserError(f"{where}: timestamp {error}; {_ASK}") from None
 
 
-def _check_path(ids: Sequence[int], parents: dict[int, tuple[int, int]], path: Path, number: int) -> None:
+class _Paths:
+    """Numbers each path of ids, in order of appearance."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[tuple[int, int], int] = {}
+
+    def path(self, ids: Sequence[int]) -> tuple[int, ...]:
+        """The path's own numbers, each naming a block with all before it."""
+        found = []
+        before = -1
+        for block in ids:
+            before = self._numbers.setdefault((before, block), len(self._numbers))
+            found.append(before)
+        return tuple(found)
+
+
+def _check_path(ids: Sequence[int], parents: dict[int, tuple[int, int]], where: str, number: int) -> None:
     before = -1
     for block in ids:
-        if block < 0:
-            raise UserError(f"{path}:{number}: hash_ids: {block} is below 0; {_ASK}")
         parent, line = parents.setdefault(block, (before, number))
         if parent != before:
             raise UserError(
-                f"{path}:{number}: hash_ids: block {block} has another block before it than in line {line}; "
+                f"{where}: hash_ids: block {block} has another block before it than in line {line}; "
                 "an id must name a block together with its whole prefix"
             )
         before = block

@@ -1,30 +1,41 @@
 """How much traffic a profile can carry, and the rates of the five phases that follow from it.
 
 Capacity of a mix is the rate at which its backlog starts to grow: the largest scale of a phase's
-table of rates at which, over the second half of a long stretch of that mix, the number of unfinished
-requests grows by no more than 5% of those that arrive. "GPU busy" would not do: with any decode
+table of rates at which, over the second half of a long stretch of that mix, the trend of the number of
+unfinished requests grows by no more than 5% of those that arrive. The stretch is as long as some 800
+requests take, since the noise of fewer would decide. "GPU busy" would not do: with any decode
 running it is 100%. Each phase is held against the capacity of its own mix, since a rate in requests
 says nothing when one mix sends long documents and another short questions; phase 1's is the reference.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import json
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
 from harness.arms import baseline
+from harness.atomic import write_text
 from harness.errors import RunFailed
-from harness.profiles import Profile, StepTimeModel
+from harness.profiles import Profile, StepTimeModel, load_profile
+from harness.profiles.load import BUILT_IN
+from harness.profiles.profile import ProfileRef
 from workloads import five_phase
 from workloads.request import Workload
 
 LOADS = (0.6, 0.6, 1.05, 1.3, 1.7)
-_STRETCH = 2.0
+_REQUESTS = 800
+_STRETCH, _LONGEST_STRETCH = 1.0, 20.0
+_TREND_POINTS = 64
 _GROWTH_SHARE = 0.05
-_BISECTIONS = 6
+_BRACKET = 1.5
+_RESOLUTION = 1.03
+# The first guess takes every second prompt token from the cache; the search corrects it.
+_GUESSED_HIT_RATE = 0.5
 _QUARTER = 4.0
 _SLO_STEP = 0.25
 
@@ -53,6 +64,7 @@ class Capacity:
     scale: float
     offered_rps: float
     load: float
+    probes: tuple[Probe, ...] = ()
 
     @property
     def rate_scale(self) -> float:
@@ -60,13 +72,24 @@ class Capacity:
         return self.load * self.scale
 
 
-def _mix(phase: int, scale: float, seed: int) -> Workload:
+def _mix(phase: int, scale: float, seed: int, time_scale: float = _STRETCH) -> Workload:
     """A stretch of one phase's mix; the phases before it are silent."""
     factors = [0.0] * len(five_phase.PHASES)
     factors[phase - 1] = scale
     return five_phase.build(
-        seed, phases=str(phase), rates=five_phase.RatePlan(tuple(factors)), time_scale=_STRETCH
+        seed, phases=str(phase), rates=five_phase.RatePlan(tuple(factors)), time_scale=time_scale
     )
+
+
+def _stretch(phase: int, scale: float, seed: int) -> Workload:
+    """A stretch long enough for the trend to show, whose clients all leave at its end: what follows is nothing to us."""
+    short = _mix(phase, scale, seed)
+    longer = _STRETCH * _REQUESTS / max(len(short.requests), 1)
+    if longer > _STRETCH:
+        short = _mix(phase, scale, seed, min(longer, _LONGEST_STRETCH))
+    end_ns = short.phases[-1].end_ns
+    leaving = (replace(r, cancel_ns=min(r.cancel_ns or end_ns, end_ns)) for r in short.requests)
+    return replace(short, requests=tuple(leaving))
 
 
 def probe(profile: Profile, phase: int, scale: float, seed: int) -> Probe:
@@ -74,7 +97,7 @@ def probe(profile: Profile, phase: int, scale: float, seed: int) -> Probe:
     from harness.engines.virtual.engine import VirtualEngine
 
     flags = baseline(profile, "stock").flags
-    workload = _mix(phase, scale, seed)
+    workload = _stretch(phase, scale, seed)
     step_time = StepTimeModel(profile, flags.max_num_seqs, flags.max_num_batched_tokens)
     engine = VirtualEngine(profile.model_dir, flags, step_time, profile.kv_blocks)
     run = engine.run(workload)
@@ -84,50 +107,74 @@ def probe(profile: Profile, phase: int, scale: float, seed: int) -> Probe:
     ended = table.column("end_ns").to_numpy(zero_copy_only=False)
     last = workload.phases[-1]
     half_ns = (last.start_ns + last.end_ns) // 2
-
-    def unfinished(at_ns: int) -> int:
-        return int(np.sum((begun <= at_ns) & (ended > at_ns)))
-
-    arrived = int(np.sum((begun > half_ns) & (begun <= last.end_ns)))
+    times = np.linspace(half_ns, last.end_ns - 1, _TREND_POINTS)
+    unfinished = [int(np.sum((begun <= at) & (ended > at))) for at in times]
+    trend = np.polynomial.Polynomial.fit(times, unfinished, 1)
     return Probe(
         phase=phase,
         scale=scale,
         offered_rps=len(begun) / ((last.end_ns - last.start_ns) / 1e9),
-        grown_requests=unfinished(last.end_ns) - unfinished(half_ns),
-        arrived_requests=arrived,
+        grown_requests=round(float(trend(times[-1]) - trend(times[0]))),
+        arrived_requests=int(np.sum((begun > half_ns) & (begun <= last.end_ns))),
     )
 
 
+def guess(profile: Profile, phase: int, seed: int) -> float:
+    """A scale to begin the search at: a batch as large as cache and seats allow, prefills beside it."""
+    flags = baseline(profile, "stock").flags
+    model = StepTimeModel(profile)
+    mix = _mix(phase, 0.1, seed)
+    count = len(mix.requests)
+    prompt = sum(len(r.prompt) for r in mix.requests) / count
+    output = sum(len(r.output) for r in mix.requests) / count
+    context = prompt + output / 2
+    batch = int(min(profile.kv_blocks * flags.block_size / context, flags.max_num_seqs, model.max_decodes))
+    batch = max(batch, 1)
+    decode_us = output * model.step_us([], batch, int(batch * context), batch) / batch
+    prefill_us = (1 - _GUESSED_HIT_RATE) * model.step_us([(int(prompt), 0)], 0, 0, 1)
+    span_s = (mix.phases[-1].end_ns - mix.phases[-1].start_ns) / 1e9
+    return 0.1 * 1e6 / (decode_us + prefill_us) / (count / span_s)
+
+
 def find(
-    profile: Profile, phase: int, seed: int, first_scale: float, report: Callable[[Probe], None]
+    profile: Profile, phase: int, seed: int, probing: Callable[[Profile, int, float, int], Probe] = probe
 ) -> Capacity:
-    """Bracket the capacity from `first_scale` by doubling and halving, then bisect it."""
-    low = high = first_scale
-    probed = probe(profile, phase, low, seed)
-    report(probed)
-    best: Probe | None = None
-    while probed.keeps_up:
-        best, low = probed, high
-        high *= 2
-        probed = probe(profile, phase, high, seed)
-        report(probed)
-    while best is None:
-        high, low = low, low / 2
-        if low < 1e-4:
-            raise RunFailed(f"phase {phase}: the backlog grows at any rate; is the KV cache too small?")
-        probed = probe(profile, phase, low, seed)
-        report(probed)
-        if probed.keeps_up:
-            best = probed
-    for _ in range(_BISECTIONS):
+    """Bracket the capacity from a guess, then bisect it to 2%."""
+    probes: list[Probe] = []
+
+    def keeps_up(scale: float) -> bool:
+        probes.append(probing(profile, phase, scale, seed))
+        return probes[-1].keeps_up
+
+    low = high = guess(profile, phase, seed)
+    if keeps_up(low):
+        while keeps_up(high := high * _BRACKET):
+            low = high
+    else:
+        while not keeps_up(low := low / _BRACKET):
+            high = low
+            if low < 1e-4:
+                raise RunFailed(f"phase {phase}: the backlog grows at any rate; is the KV cache too small?")
+    while high / low > _RESOLUTION:
         middle = (low * high) ** 0.5
-        probed = probe(profile, phase, middle, seed)
-        report(probed)
-        if probed.keeps_up:
-            best, low = probed, middle
+        if keeps_up(middle):
+            low = middle
         else:
             high = middle
-    return Capacity(phase, best.scale, best.offered_rps, LOADS[phase - 1])
+    best = next(p for p in reversed(probes) if p.scale == low)
+    return Capacity(phase, best.scale, best.offered_rps, LOADS[phase - 1], tuple(probes))
+
+
+def find_all(profile: Profile, seed: int, jobs: int) -> Iterator[Capacity]:
+    """The capacity of every phase's mix as each is found, `jobs` at a time in processes of their own."""
+    with ProcessPoolExecutor(jobs) as pool:
+        futures = [pool.submit(_find, profile.ref, spec.number, seed) for spec in five_phase.PHASES]
+        for future in as_completed(futures):
+            yield future.result()
+
+
+def _find(ref: ProfileRef, phase: int, seed: int) -> Capacity:
+    return find(load_profile(**ref.to_json()), phase, seed)
 
 
 def slo_factor(profile: Profile, workload: Workload) -> float:
@@ -146,24 +193,47 @@ def slo_factor(profile: Profile, workload: Workload) -> float:
     return float(np.ceil(needed / _SLO_STEP) * _SLO_STEP)
 
 
-def write(profile: Profile, capacities: list[Capacity], factor: float) -> Path:
-    """Put the rates into the profile's file, three significant digits."""
-    path = profile.path / "profile.toml"
+def write(profile: Profile, capacities: list[Capacity], factor: float, folder: Path) -> Path:
+    """Put the rates into the profile.toml of `folder`, three significant digits; a new one where there is none."""
+    path = folder / "profile.toml"
     rates = ", ".join(f"{float(f'{c.rate_scale:.3g}'):g}" for c in capacities)
-    lines = path.read_text(encoding="utf-8").splitlines()
-    at = lines.index("[five_phase]")
-    for i in range(at + 1, len(lines)):
-        if lines[i].startswith("["):
-            break
-        if lines[i].startswith("rate_scale"):
-            lines[i] = f"rate_scale = [{rates}]"
-        elif lines[i].startswith("slo_factor"):
-            lines[i] = f"slo_factor = {factor}"
-        elif lines[i].startswith("comment"):
-            found = ", ".join(f"{c.scale:.3g}" for c in capacities)
-            lines[i] = (
-                f'comment = "bench capacity --profile {profile.name}: the mixes keep up to {found} times the table; '
-                f'loads {", ".join(f"{c.load:g}" for c in capacities)}"'
-            )
-    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    found = ", ".join(f"{c.scale:.3g}" for c in capacities)
+    loads = ", ".join(f"{c.load:g}" for c in capacities)
+    table = {
+        "rate_scale": f"[{rates}]",
+        "slo_factor": f"{factor}",
+        "comment": json.dumps(
+            f"bench capacity --profile {profile.name}: the mixes keep up to {found} times the table; loads {loads}"
+        ),
+    }
+    if path.exists():
+        text = _with_table(path.read_text(encoding="utf-8"), table)
+    else:
+        if (BUILT_IN / profile.name) != folder:  # a folder of its own must be complete
+            _copy(profile.model_dir / "config.json", folder / "config.json")
+            if profile.gpu_path is not None:
+                _copy(profile.gpu_path, folder / "gpu.json")
+        lines = "".join(f"{key} = {value}\n" for key, value in table.items())
+        text = (
+            "# What was found out about this GPU with this model; the rest is composed of the GPU's file and the\n"
+            f'# model\'s config.json. docs/PROFILES.md explains every field.\nname = "{profile.name}"\n\n'
+            f"[five_phase]\n{lines}"
+        )
+    write_text(path, text)
     return path
+
+
+def _copy(source: Path, target: Path) -> None:
+    write_text(target, source.read_text(encoding="utf-8"))
+
+
+def _with_table(text: str, table: dict[str, str]) -> str:
+    """A profile.toml's text with its [five_phase] table replaced, comments elsewhere kept."""
+    lines = text.splitlines()
+    rows = [f"{key} = {value}" for key, value in table.items()]
+    if "[five_phase]" not in lines:
+        return "\n".join([*lines, "", "[five_phase]", *rows]) + "\n"
+    start = lines.index("[five_phase]") + 1
+    end = next((i for i in range(start, len(lines)) if lines[i].startswith("[")), len(lines))
+    blank = [""] if end < len(lines) else []
+    return "\n".join(lines[:start] + rows + blank + lines[end:]) + "\n"

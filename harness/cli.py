@@ -17,13 +17,18 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 _COMMANDS = (
     "run_cmd",
+    "serve_cmd",
+    "sensitivity_cmd",
     "report_cmd",
     "compare_cmd",
     "patches_cmd",
     "workload_cmd",
+    "trace_cmd",
     "validate_cmd",
+    "step_error_cmd",
     "capacity_cmd",
     "perf_cmd",
+    "profiles_cmd",
     "cache_cmd",
 )
 _INTERRUPTED = 130

@@ -19,7 +19,7 @@ Json = dict[str, Any]
 
 _ARM_NAME = re.compile(r"[A-Za-z0-9_+-][A-Za-z0-9._+-]*")
 # Files and folders that lie where the arms' folders do.
-_RUN_FILES = frozenset({"plan.json", "summary.json", "summary.md", "report.html", "logs"})
+_RUN_FILES = frozenset({"plan.json", "summary.json", "summary.md", "report.html", "logs", "sensitivity"})
 
 Count = Annotated[int, Field(ge=0)]
 
@@ -75,6 +75,16 @@ class PlannedArm(Paper):
         return self
 
 
+class Assumed(Paper):
+    """What a recomputed run assumes beyond its profile."""
+
+    name: str
+    efficiency: FiniteFloat = 1.0
+    mixed_penalty: FiniteFloat = 1.0
+    cpu_step_us: FiniteFloat | None = None
+    kv_blocks: Count | None = None
+
+
 class Plan(Paper):
     """plan.json."""
 
@@ -84,6 +94,7 @@ class Plan(Paper):
     arms: Annotated[list[PlannedArm], Field(min_length=1)]
     workload: Json = {}
     profile: Json = {}
+    assumptions: Assumed | None = None
 
     @model_validator(mode="after")
     def _once(self) -> Plan:
@@ -141,6 +152,13 @@ class ProfileFacts(Paper):
     name: str = ""
     gpu: str = ""
     model: str = ""
+    sha256: str = ""
+    source: str = ""
+    measured: bool | None = None
+    not_measured: list[str] = []
+    beyond: list[str] = []
+    cpu_step_us: FiniteFloat = 0.0
+    error: dict[str, FiniteFloat | str | list[str]] = {}
     not_modelled: str | list[str] = ""
 
 

@@ -19,9 +19,10 @@ import numpy as np
 
 from harness.arms import Arm
 from harness.engines.flags import EngineFlags
+from harness.engines.virtual.account import Account
 from harness.engines.virtual.clock import vllm_reads
 from harness.engines.virtual.config import pinned_environment
-from harness.engines.virtual.engine import Stopwatch, VirtualEngine
+from harness.engines.virtual.engine import VirtualEngine
 from harness.profiles import model_dir
 
 _TENANTS = (("gold-a", "gold", 0), ("silver-0", "silver", 1), ("bronze-0", "bronze", 2))
@@ -97,12 +98,12 @@ class _Side:
         """Run some steps; the queue is topped up before, outside the measurement."""
         with self._in_force():
             self._top_up()
-            watch = Stopwatch(self._engine.core.scheduler)
-            for _ in range(steps):
-                self._engine.core.step_fn()
-            watch.detach()
+            account = Account()
+            with account.watching(self._engine.core.scheduler):
+                for _ in range(steps):
+                    self._engine.core.step_fn()
         if measure:
-            self.step_us.append(watch.seconds / steps * 1e6)
+            self.step_us.append(account.scheduler_and_patches_s / steps * 1e6)
 
     def _top_up(self) -> None:
         scheduler = self._engine.core.scheduler

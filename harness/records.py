@@ -80,7 +80,11 @@ def arm_dir(run: Path, arm: str, seed: int) -> Path:
 
 
 def write_arm(
-    directory: Path, tables: Mapping[str, pa.Table | pd.DataFrame], manifest: Json, receipt: Json
+    directory: Path,
+    tables: Mapping[str, pa.Table | pd.DataFrame],
+    manifest: Json,
+    receipt: Json,
+    files: Mapping[str, Path] | None = None,
 ) -> None:
     """Write one arm and seed as a whole or not at all.
 
@@ -89,6 +93,7 @@ def write_arm(
         tables: one table for each name in `harness.schema.TABLES`.
         manifest: JSON-able facts about the run.
         receipt: JSON-able hook counts and mechanism metrics.
+        files: what else to copy in, by its name there, as it is.
 
     Raises:
         RunFailed: the disk is full or cannot be written to; nothing is left behind.
@@ -105,6 +110,8 @@ def write_arm(
         hidden.mkdir()
         for name, blob in blobs.items():
             _write_synced(hidden / name, blob)
+        for name, source in (files or {}).items():
+            _write_synced(hidden / name, source.read_bytes())
         _sync_dir(hidden)
         if directory.exists():
             shutil.rmtree(directory)

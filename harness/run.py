@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,19 +29,29 @@ def execute(plan: RunPlan, run_dir: Path, jobs: int, command: list[str], console
 
     Raises UserError when the folder holds another run, RunFailed when an arm failed.
     """
-    _prepare(plan, run_dir)
-    tasks = plan.tasks
-    done = sum(1 for arm, seed in tasks if is_complete(run_dir / arm / f"seed-{seed}"))
+    execute_all([(plan, run_dir)], jobs, command, console)
+
+
+def execute_all(
+    runs: Sequence[tuple[RunPlan, Path]], jobs: int, command: list[str], console: Console
+) -> None:
+    """Run what is missing in several folders, as one run; errors as `execute`."""
+    for plan, run_dir in runs:
+        prepare(plan, run_dir)
+    places = [run_dir / arm / f"seed-{seed}" for plan, run_dir in runs for arm, seed in plan.tasks]
+    done, total = sum(map(is_complete, places)), len(places)
     if done:
-        console.print(f"{done} of {len(tasks)} runs are already there and are kept", highlight=False)
-    if done == len(tasks):
+        console.print(f"{done} of {total} runs are already there and are kept", highlight=False)
+    if done == total:
         return
-    failed = _drive(run_dir, min(jobs, len(tasks) - done), command, console, len(tasks), done)
+    folders = [run_dir for _, run_dir in runs]
+    failed = _drive(folders, min(jobs, total - done), command, console, total, done)
     if failed:
-        raise RunFailed(f"{len(failed)} of {len(tasks)} runs failed, the first: {failed[0]}")
+        raise RunFailed(f"{len(failed)} of {total} runs failed, the first: {failed[0]}")
 
 
-def _prepare(plan: RunPlan, run_dir: Path) -> None:
+def prepare(plan: RunPlan, run_dir: Path) -> None:
+    """Make the run's folder with its plan; UserError where it holds something else."""
     path = run_dir / "plan.json"
     text = json.dumps(plan.to_json(), indent=1, sort_keys=True) + "\n"
     if path.exists():
@@ -62,7 +73,7 @@ def _prepare(plan: RunPlan, run_dir: Path) -> None:
 
 
 def _drive(
-    run_dir: Path, jobs: int, command: list[str], console: Console, total: int, done: int
+    run_dirs: Sequence[Path], jobs: int, command: list[str], console: Console, total: int, done: int
 ) -> list[str]:
     vllm_metadata.ensure()
     failed: list[str] = []
@@ -71,7 +82,7 @@ def _drive(
             sys.executable,
             "-m",
             "harness.runner",
-            str(run_dir),
+            *map(str, run_dirs),
             "--jobs",
             str(jobs),
             "--command",

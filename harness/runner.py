@@ -1,8 +1,8 @@
 """The process that does a run's work: imports vLLM once, then forks a child for each arm and seed.
 
 Started by `bench run` as `python -m harness.runner RUN_DIR`, under a fixed PYTHONHASHSEED, so that no
-set order inside vLLM differs between two runs. It speaks JSON lines on its standard output, and ends
-when its parent does.
+set order inside vLLM differs between two runs. Several folders may be named: those of one run under other
+assumptions share the import. It speaks JSON lines on its standard output, and ends when its parent does.
 """
 
 from __future__ import annotations
@@ -17,12 +17,14 @@ import signal
 import sys
 import time
 import traceback
+from dataclasses import dataclass
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
 from harness import plan as plans
 from harness import vllm_env
+from harness.assumptions import BASE
 from harness.errors import RunFailed, UserError
 from harness.records import is_complete
 from workloads.request import Workload
@@ -44,30 +46,57 @@ def _die_with_parent() -> None:
 
 
 def main() -> int:
-    """Run every task of RUN_DIR/plan.json that has no complete folder yet."""
+    """Run every task of each RUN_DIR/plan.json that has no complete folder yet."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("run_dir", type=Path)
+    parser.add_argument("run_dirs", type=Path, nargs="+")
     parser.add_argument("--jobs", type=int, required=True)
     parser.add_argument("--command", required=True)
     args = parser.parse_args()
     _die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     vllm_env.prepare()
-    plan = plans.read(args.run_dir)
-    todo = [(a, s) for a, s in plan.tasks if not is_complete(args.run_dir / a / f"seed-{s}")]
+    runs = [(plans.read(run_dir), run_dir) for run_dir in args.run_dirs]
+    todo = [task for plan, run_dir in runs for task in tasks_of(plan, run_dir)]
     if not todo:
         return 0
     say("loading")
-    _warm_up(plan)
-    failures = _Pool(plan, args.run_dir, json.loads(args.command), args.jobs).run(todo)
+    _warm_up(todo[0].plan)
+    # All runs of a seed together, since they share its trace.
+    todo.sort(key=lambda task: task.seed)
+    failures = _Pool(json.loads(args.command), args.jobs).run(todo)
     return 1 if failures else 0
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One arm on one seed of one run."""
+
+    plan: plans.RunPlan
+    run_dir: Path
+    arm: str
+    seed: int
+
+    @property
+    def label(self) -> str:
+        """The arm as the display names it."""
+        under = self.plan.assumptions
+        return self.arm if under == BASE else f"{under.name}: {self.arm}"
+
+
+def tasks_of(plan: plans.RunPlan, run_dir: Path) -> list[Task]:
+    """What a run folder lacks, in the plan's order."""
+    return [
+        Task(plan, run_dir, arm, seed)
+        for arm, seed in plan.tasks
+        if not is_complete(run_dir / arm / f"seed-{seed}")
+    ]
 
 
 def _warm_up(plan: plans.RunPlan) -> None:
     """Import and configure once what every child needs, so that they inherit it."""
     from harness.engines.virtual.config import engine_config
 
-    engine_config(plan.profile.model_dir, plan.arms[0].flags)
+    engine_config(plan.step_profile.model_dir, plan.arms[0].flags)
     for module in ("harness.worker", "harness.engines.virtual.engine", "vllm.v1.engine.core"):
         importlib.import_module(module)
 
@@ -75,52 +104,55 @@ def _warm_up(plan: plans.RunPlan) -> None:
 class _Pool:
     """At most `jobs` children at a time, tasks in order of seed so that a trace is built once."""
 
-    def __init__(self, plan: plans.RunPlan, run_dir: Path, command: list[str], jobs: int) -> None:
-        self._plan, self._run_dir, self._command, self._jobs = plan, run_dir, command, jobs
+    def __init__(self, command: list[str], jobs: int) -> None:
+        self._command, self._jobs = command, jobs
         self._fork = multiprocessing.get_context("fork")
-        self._workloads: dict[int, Workload] = {}
+        self._workloads: dict[tuple[str, str, int], Workload] = {}
         self._failures = 0
 
-    def run(self, todo: list[tuple[str, int]]) -> int:
+    def run(self, todo: list[Task]) -> int:
         """Number of tasks that failed."""
         pending = list(todo)
-        running: dict[int, tuple[Any, str, int]] = {}
+        running: dict[int, tuple[Any, Task]] = {}
         while pending or running:
             while pending and len(running) < self._jobs:
-                arm, seed = pending.pop(0)
-                child = self._start(arm, seed)
-                running[child.sentinel] = (child, arm, seed)
+                task = pending.pop(0)
+                child = self._start(task)
+                running[child.sentinel] = (child, task)
             for sentinel in wait(list(running)):
-                child, arm, seed = running.pop(sentinel)  # type: ignore[arg-type]
+                child, task = running.pop(sentinel)  # type: ignore[arg-type]
                 child.join()
                 if child.exitcode != 0:
                     self._failures += 1
                     if child.exitcode is not None and child.exitcode < 0:
-                        say("failed", arm=arm, seed=seed, error=f"killed by signal {-child.exitcode}")
+                        error = f"killed by signal {-child.exitcode}"
+                        say("failed", arm=task.label, seed=task.seed, error=error)
         return self._failures
 
-    def _workload(self, seed: int) -> Workload:
+    def _workload(self, task: Task) -> Workload:
         from harness.worker import build_workload
 
-        if seed not in self._workloads:
+        # Runs under other assumptions replay the same traffic.
+        key = (json.dumps(task.plan.workload.to_json()), task.plan.profile.sha256, task.seed)
+        if key not in self._workloads:
             # Tasks come by seed: older traces are not needed again.
-            self._workloads = {seed: build_workload(self._plan, seed)}
-        return self._workloads[seed]
+            self._workloads = {key: build_workload(task.plan, task.seed)}
+        return self._workloads[key]
 
-    def _start(self, arm: str, seed: int) -> Any:
-        workload = self._workload(seed)
+    def _start(self, task: Task) -> Any:
+        workload = self._workload(task)
         say(
             "started",
-            arm=arm,
-            seed=seed,
+            arm=task.label,
+            seed=task.seed,
             requests=len(workload.requests),
             virtual_s=workload.phases[-1].end_ns / 1e9,
         )
-        child = self._fork.Process(target=self._work, args=(arm, seed, workload))
+        child = self._fork.Process(target=self._work, args=(task, workload))
         child.start()
         return child
 
-    def _work(self, arm: str, seed: int, workload: Workload) -> None:
+    def _work(self, task: Task, workload: Workload) -> None:
         from harness.worker import run_task
 
         _die_with_parent()
@@ -131,29 +163,30 @@ class _Pool:
             now = time.monotonic()
             if now - last >= _TELL_EVERY_S:
                 last = now
-                say("progress", arm=arm, seed=seed, virtual_s=virtual_s, ended=ended)
+                say("progress", arm=task.label, seed=task.seed, virtual_s=virtual_s, ended=ended)
 
+        plan, seed = task.plan, task.seed
         try:
-            done = run_task(
-                self._plan, self._plan.arm(arm), seed, workload, self._run_dir, self._command, progress
-            )
+            done = run_task(plan, plan.arm(task.arm), seed, workload, task.run_dir, self._command, progress)
         except (RunFailed, UserError) as error:
-            say("failed", arm=arm, seed=seed, error=str(error))
+            say("failed", arm=task.label, seed=seed, error=str(error))
             os._exit(1)
         except BaseException as error:
-            log = self._run_dir / "logs" / f"{arm}-seed-{seed}.log"
+            log = task.run_dir / "logs" / f"{task.arm}-seed-{seed}.log"
             log.parent.mkdir(exist_ok=True)
             log.write_text(traceback.format_exc(), encoding="utf-8")
-            say("failed", arm=arm, seed=seed, error=f"{type(error).__name__}: {error} (details in {log})")
+            said = f"{type(error).__name__}: {error} (details in {log})"
+            say("failed", arm=task.label, seed=seed, error=said)
             os._exit(1)
         say(
             "finished",
-            arm=arm,
+            arm=task.label,
             seed=seed,
             wall_s=done.wall_s,
             virtual_s=done.virtual_s,
             upstream_s=done.upstream_s,
             steps=done.steps,
+            spent=done.spent,
         )
         # A forked child must not run the parent's exit handlers.
         os._exit(0)

@@ -14,7 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from harness.arms import Arm
+from harness.assumptions import BASE
 from harness.plan import RunPlan
+from harness.profiles import Profile
 from harness.records import write_arm
 from workloads.request import Workload
 
@@ -23,19 +25,32 @@ Progress = Callable[[float, int], None]
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """What the display shows of a finished task; wall time is that of the engine's loop alone."""
+    """What the display shows of a finished task; wall time is that of the engine's loop alone.
+
+    `spent` is that time by who spent it, seconds (see `harness.engines.virtual.account.Spent`).
+    """
 
     wall_s: float
     virtual_s: float
     upstream_s: float
     steps: int
+    spent: dict[str, float]
 
 
 def build_workload(plan: RunPlan, seed: int) -> Workload:
     """The trace of one seed; the same for every arm."""
-    from workloads import five_phase
+    from workloads import five_phase, traces
 
     choice = plan.workload
+    vocabulary: dict[str, Any] = {} if plan.live is None else {"vocab_size": plan.live.vocab_size}
+    if choice.trace is not None:
+        return traces.build(
+            choice.trace,
+            seed,
+            rate_scale=choice.rate_scale,
+            length_scale=choice.length_scale,
+            **vocabulary,
+        )
     return five_phase.build(
         seed,
         phases=choice.phases,
@@ -45,6 +60,7 @@ def build_workload(plan: RunPlan, seed: int) -> Workload:
         length_scale=choice.length_scale,
         slo_factor=plan.profile.five_phase.slo_factor,
         mode=choice.mode,
+        **vocabulary,
     )
 
 
@@ -63,15 +79,22 @@ def run_task(
 
     started = datetime.now(UTC)
     began = time.perf_counter()
-    step_time = StepTimeModel(plan.profile, arm.flags.max_num_seqs, arm.flags.max_num_batched_tokens)
+    profile, assumed = plan.step_profile, plan.assumptions
+    step_time = StepTimeModel(
+        profile,
+        arm.flags.max_num_seqs,
+        arm.flags.max_num_batched_tokens,
+        mixed_penalty=assumed.mixed_penalty,
+    )
     with ExitStack() as stack:
         installation = _install(arm, stack)
         engine = VirtualEngine(
-            plan.profile.model_dir,
+            profile.model_dir,
             arm.flags,
             step_time,
-            plan.profile.kv_blocks,
-            cpu_step_us=plan.profile.cpu_step_us,
+            profile.kv_blocks if assumed.kv_blocks is None else assumed.kv_blocks,
+            cpu_step_us=profile.cpu_step_us if assumed.cpu_step_us is None else assumed.cpu_step_us,
+            slowdown=1 / assumed.efficiency,
         )
         run = engine.run(workload, progress)
         receipt = _receipt(installation)
@@ -84,14 +107,8 @@ def run_task(
         "seed": seed,
         "engine": "virtual",
         "versions": versions(),
-        "profile": {
-            "name": plan.profile.name,
-            "sha256": plan.profile.sha256,
-            "gpu": plan.profile.gpu,
-            "source": f"{plan.profile.source.project} @ {plan.profile.source.revision}",
-            "measured": plan.profile.measured,
-            "kv_blocks": plan.profile.kv_blocks,
-        },
+        "profile": profile_facts(profile),
+        **({} if assumed == BASE else {"assumptions": assumed.to_json()}),
         "workload": describe_workload(plan, workload),
         "plan_sha256": plan.sha256,
         "patch_plan_sha256": arm.plan.sha256() if arm.plan is not None else None,
@@ -109,12 +126,13 @@ def run_task(
             "wall_s": wall_s,
             "engine_wall_s": run.wall_s,
             "upstream_s": run.upstream_s,
+            "spent": run.spent.to_json(),
             "host": platform.node(),
             "started": started.isoformat(timespec="seconds"),
         },
     }
     write_arm(run_dir / arm.name / f"seed-{seed}", run.tables, manifest, receipt)
-    return Finished(run.wall_s, run.virtual_s, run.upstream_s, run.steps)
+    return Finished(run.wall_s, run.virtual_s, run.upstream_s, run.steps, run.spent.to_json())
 
 
 def _install(arm: Arm, stack: ExitStack) -> Any:
@@ -172,6 +190,23 @@ def _version(*names: str) -> str:
     return "unknown"
 
 
+def profile_facts(profile: Profile) -> dict[str, Any]:
+    """The profile's part of the manifest."""
+    return {
+        "name": profile.name,
+        "sha256": profile.sha256,
+        "gpu": profile.gpu,
+        "source": f"{profile.source.project} @ {profile.source.revision}",
+        "measured": profile.measured,
+        "not_measured": list(profile.not_measured),
+        "beyond": list(profile.beyond),
+        "kv_blocks": profile.kv_blocks,
+        "cpu_step_us": profile.cpu_step_us,
+        "kv_blocks_from": profile.memory.kv_blocks_from,
+        "error": {} if profile.error is None else profile.error.model_dump(exclude_none=True),
+    }
+
+
 def describe_workload(plan: RunPlan, workload: Workload) -> dict[str, Any]:
     """The workload's part of the manifest."""
     return {
@@ -181,6 +216,7 @@ def describe_workload(plan: RunPlan, workload: Workload) -> dict[str, Any]:
         "corpus_sha256": workload.corpus_sha256,
         "requests": len(workload.requests),
         "slo_factor": workload.slo_factor,
+        **({"assumed": list(workload.notes)} if plan.workload.trace is not None else {}),
         "tenants": [
             {
                 "name": t.name,

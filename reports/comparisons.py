@@ -48,7 +48,7 @@ def compare_arms(arms: Sequence[Arm]) -> list[Json]:
                     continue
                 for metric in compared(scope):
                     labels.append((arm.name, name, scope, metric))
-                    differences.append(_difference(arm, base, scope, metric))
+                    differences.append(compare_one(arm, base, scope, metric))
     results = outcomes(differences, [METRICS[metric].better for *_, metric in labels])
     rows: list[Json] = []
     for (arm_name, base_name, scope, metric), difference_, result in zip(
@@ -71,7 +71,8 @@ def compare_arms(arms: Sequence[Arm]) -> list[Json]:
     return rows
 
 
-def _difference(arm: Arm, base: Arm, scope: Scope, metric: str) -> Difference:
+def compare_one(arm: Arm, base: Arm, scope: Scope, metric: str) -> Difference:
+    """The paired difference of two arms before any correction; `reason` says where it is none."""
     for one in (arm, base):
         if not one.valid:
             return Difference(None, reason=f"the figures of {one.name} are not valid")

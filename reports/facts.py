@@ -125,7 +125,7 @@ def manifest_facts(view: RunView) -> list[tuple[str, str]]:
         ("run", view.name),
         ("command", shlex.join(map(str, manifest.get("command", ())))),
         ("versions", _pairs(manifest.get("versions", {}))),
-        ("profile", _pairs(profile)),
+        ("profile", _pairs({key: value for key, value in profile.items() if key != "error"})),
         ("workload", _pairs(choice)),
         ("requests a seed", _spread(m.get("workload", {}).get("requests") for m in view.manifests.values())),
         ("trace sha256 by seed", _by_seed(view)),
@@ -174,24 +174,6 @@ def run_reasons(view: RunView) -> list[str]:
     """The summary's own reasons, less those that an arm states already."""
     said = {reason for arm in view.arms for reason in arm.reasons}
     return [text for text in map(reason_text, view.summary.get("reasons", ())) if text not in said]
-
-
-def extrapolated(view: RunView, arm: str) -> str:
-    """A remark on the steps whose time was extrapolated; empty where all lie inside the profile's tables."""
-    shares: dict[str, float] = {}
-    for (name, _), manifest in view.manifests.items():
-        if name == arm:
-            for quantity, share in manifest.get("extrapolated", {}).items():
-                shares[quantity] = max(shares.get(quantity, 0.0), float(share))
-    total = shares.pop("any", 0.0)
-    if not total:
-        return ""
-    parts = sorted(((share, name) for name, share in shares.items() if share), reverse=True)
-    said = ", ".join(f"{name.replace('_', ' ')} {share:.1%}" for share, name in parts)
-    return (
-        f"extrapolated: the times of {total:.1%} of the steps (worst seed) lie outside what the profile's tables "
-        f"cover{f' ({said})' if said else ''}"
-    )
 
 
 def not_modelled(view: RunView) -> list[str]:

@@ -1,8 +1,9 @@
 """Tells whether a summary.json on the disk is what its run's records would give now.
 
 The fingerprint stands in the summary's `run_facts`. It covers what the summary was made from (the plan,
-every file of the records, the sources that turn them into figures) and the summary itself, so a record
-that came or went, a changed formula and an edited summary all show.
+every file of the records and of what was recomputed under other assumptions, the sources that turn them into
+figures) and the summary itself, so a record that came or went, a changed formula and an edited summary all
+show.
 """
 
 from __future__ import annotations
@@ -13,19 +14,25 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import harness
+from harness.assumptions import FOLDER, LEFT_OUT
 from harness.atomic import json_text
 from harness.papers import Json
 from harness.records import PLAN
 
 _ROOT = Path(harness.__file__).parent.parent
 _SOURCES = (
+    "harness/assumptions.py",
     "harness/metrics/*.py",
     "harness/stats/*.py",
     "harness/papers.py",
     "harness/records.py",
     "harness/schema.py",
     "reports/comparisons.py",
+    "reports/evaluated.py",
+    "reports/sensitivity.py",
     "reports/summary.py",
+    "reports/unmeasured.py",
+    "reports/wording.py",
 )
 _FIELD = re.compile(rb'"fingerprint": "([0-9a-f]{64})"')
 _BLANK = b'"fingerprint": ""'
@@ -57,7 +64,8 @@ def _digest(inputs: str, body: bytes) -> str:
 
 
 def _record_lines(run_dir: Path) -> Iterator[str]:
-    for path in sorted(run_dir.glob("*/seed-*/*")):
+    patterns = ("*/seed-*/*", f"{FOLDER}/*/{PLAN}", f"{FOLDER}/{LEFT_OUT}", f"{FOLDER}/*/*/seed-*/*")
+    for path in sorted(path for pattern in patterns for path in run_dir.glob(pattern)):
         facts = path.stat()
         yield f"{path.relative_to(run_dir)} {facts.st_size} {facts.st_mtime_ns}"
 

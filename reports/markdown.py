@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from reports import facts, tables
+from reports import facts, robustness, tables
 from reports.view import BASELINES, Arm, RunView
 from reports.wording import FEW_SAMPLES, SYMBOLS, VERDICTS, Value, change_interval
 
 # GitHub takes 65,536 characters in a comment: a run of many arms shows less of each.
 MOST_ROWS = 48
 MOST_ARMS = 4
+MOST_RECOMPUTED = 16
 
 
 def render(view: RunView) -> str:
@@ -29,6 +30,7 @@ def render(view: RunView) -> str:
     if not view.candidates:
         parts.append("This run has baselines only; there is nothing to judge.")
     parts += _validity(view)
+    parts += _recomputed(view)
     parts += _patches(view)
     for words, verdict in (("Losses", "worse"), ("Wins", "better")):
         parts += _listed(view, words, verdict)
@@ -111,7 +113,8 @@ def _verdicts(view: RunView, arm: Arm, baseline: str) -> list[str]:
     for line in made[-len(guard) :]:
         line[0] += " (must not get worse)"
     head = ("metric", "where", escape(baseline), escape(arm.name), "change and interval", "verdict")
-    return [f"### {_code(arm.name)} against {baseline}", f"{counts}.", _table(head, made)]
+    status = escape(robustness.status(view, arm, baseline))
+    return [f"### {_code(arm.name)} against {baseline}", f"{counts}. {status}", _table(head, made)]
 
 
 def _validity(view: RunView) -> list[str]:
@@ -122,11 +125,41 @@ def _validity(view: RunView) -> list[str]:
         for a in view.arms
         for p in a.never_fired
     ]
-    for arm in view.arms:
-        if beyond := facts.extrapolated(view, arm.name):
-            said.append(f"- {_code(arm.name)}: {escape(beyond)}")
+    said += [f"- {_code(a.name)}: {escape(r)}" for a in view.arms for r in robustness.remarks(view, a)]
     said += [f"- {escape(r)}" for r in facts.run_reasons(view)]
-    return ["### Validity", "\n".join(said) or "All arms are valid."]
+    profile = "\n".join(f"- {escape(line)}" for line in robustness.profile_lines(view))
+    return ["### Validity", "\n".join(said) or "All arms are valid.", *([profile] if profile else [])]
+
+
+def _recomputed(view: RunView) -> list[str]:
+    assumed = robustness.assumptions(view)
+    if not assumed:
+        return (
+            [] if not view.candidates else ["### Under other assumptions", escape(robustness.NOT_RECOMPUTED)]
+        )
+    head = ("metric", "where", "verdict", "change", "same seeds", *(escape(one["label"]) for one in assumed))
+    parts = ["### Under other assumptions"]
+    for arm in view.candidates[:MOST_ARMS]:
+        found = robustness.table(view, arm)
+        made = [
+            [
+                one.row.label,
+                escape(one.row.scope),
+                f"{SYMBOLS[one.before]} {one.before}",
+                _change(one.row),
+                one.base,
+                *(f"**{robustness.text_of(c)}**" if c.flips else robustness.text_of(c) for c in one.cells),
+            ]
+            for one in found[:MOST_RECOMPUTED]
+        ]
+        parts.append(
+            f"{_code(arm.name)}. {escape(robustness.status(view, arm, robustness.baseline_of(view)))}"
+        )
+        if made:
+            parts.append(_table(head, made))
+        if len(found) > MOST_RECOMPUTED:
+            parts.append(f"{len(found) - MOST_RECOMPUTED} more in the report.")
+    return [*parts, "Bold: the winner changes, so the verdict is undetermined."]
 
 
 def _patches(view: RunView) -> list[str]:

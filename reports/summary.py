@@ -9,47 +9,23 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from harness.atomic import write_json
 from harness.errors import RunFailed, UserError
-from harness.metrics.evaluate import Estimates, evaluate
-from harness.metrics.pool import pool_of, windows_of
 from harness.metrics.registry import METRICS
-from harness.metrics.scope import Scope, phases_text, scopes_of
-from harness.metrics.validity import Reason, check_record, hits, never_fired
+from harness.metrics.scope import Scope, phases_text
+from harness.metrics.validity import Reason, hits
 from harness.papers import Json
-from harness.records import SUMMARY, ArmRecord, RunRecord, load_run, read_plan
-from harness.stats.blocks import BlockGrid
-from harness.stats.bootstrap import Estimate, Weights
+from harness.records import SUMMARY, RunRecord, load_run, read_plan
+from harness.stats.bootstrap import Estimate
+from reports import sensitivity, unmeasured
 from reports.comparisons import compare_arms
+from reports.evaluated import EvaluatedArm, evaluated
 from reports.fingerprint import inputs_digest, is_current, stamped
 
 SIGNIFICANT_DIGITS = 6
-
-
-@dataclass(frozen=True, slots=True)
-class EvaluatedArm:
-    """One arm: its records, its figures, and what is wrong with it."""
-
-    name: str
-    plan: Json
-    records: tuple[ArmRecord, ...]
-    estimates: Estimates
-    reasons: tuple[Reason, ...]
-
-    @property
-    def valid(self) -> bool:
-        """False if its figures may not be believed."""
-        return not any(reason.fatal for reason in self.reasons)
-
-    @property
-    def idle(self) -> bool:
-        """True if it has patches and none of them fired."""
-        patches = self.plan["patches"]
-        return bool(patches) and bool(self.records) and not any(hits(self.records, p) for p in patches)
 
 
 def write_summary(run_dir: Path) -> Json:
@@ -98,44 +74,28 @@ def build_summary(run_dir: Path) -> Json:
     run = load_run(run_dir)
     if not any(run.arms.values()):
         raise UserError(f"{run_dir} holds no finished arm yet: run the same `bench run` command again")
-    arms = [_evaluated(run, arm, plan) for arm, plan in zip(run.arms, run.plan["arms"], strict=True)]
+    missing: dict[str, list[int]] = {}
+    for arm, seed in run.missing:
+        missing.setdefault(arm, []).append(seed)
+    arms = [
+        evaluated(name, plan, run.arms[name], missing.get(name, ()))
+        for name, plan in zip(run.arms, run.plan["arms"], strict=True)
+    ]
     reasons = _run_reasons(run, arms)
+    rows = unmeasured.cap(compare_arms(arms), {arm.name: arm.worst_shares("unmeasured") for arm in arms})
+    rows, recomputed = sensitivity.judge(run_dir, arms, rows)
     summary = {
         "schema": 1,
         "run": run.plan["run"],
         "valid": all(arm.valid for arm in arms) and not reasons,
         "reasons": [reason.json() for reason in reasons],
         "arms": [_arm_json(arm) for arm in arms],
-        "comparisons": compare_arms(arms),
+        "comparisons": rows,
+        "profile": _profile(run),
+        **({} if recomputed is None else {"sensitivity": recomputed}),
         "run_facts": _run_facts(run),
     }
     return stamped(_rounded(summary), inputs)
-
-
-def _evaluated(run: RunRecord, name: str, plan: Json) -> EvaluatedArm:
-    records = run.arms[name]
-    missing = [seed for arm, seed in run.missing if arm == name]
-    reasons = [
-        Reason("missing", f"seed {seed} has not been run to its end: run the same command again", True)
-        for seed in missing
-    ]
-    if not records:
-        return EvaluatedArm(name, plan, records, {}, tuple(reasons))
-    reasons += [reason for record in records for reason in check_record(record)]
-    reasons += never_fired(records)
-    pool = pool_of(records)
-    scopes = scopes_of(
-        [window.number for window in windows_of(records[0])], list(dict.fromkeys(pool.tiers)), pool.tenants
-    )
-    weights = Weights.of(BlockGrid(windows_of(records[0]), len(records)))
-    estimates = evaluate(pool, weights, scopes)
-    few = [metric for metric, value in estimates[Scope()].items() if value.few_samples]
-    # what makes it invalid is said first
-    reasons.sort(key=lambda reason: not reason.fatal)
-    if few:
-        text = f"p99 from fewer than 459 samples (p90 is shown beside): {', '.join(few)}"
-        reasons.append(Reason("too_few_samples", text, False))
-    return EvaluatedArm(name, plan, records, estimates, tuple(reasons))
 
 
 def _run_reasons(run: RunRecord, arms: Sequence[EvaluatedArm]) -> list[Reason]:
@@ -171,6 +131,8 @@ def _arm_json(arm: EvaluatedArm) -> Json:
         "reasons": [reason.json() for reason in arm.reasons],
         "schedule_digest": {str(r.seed): r.manifest.get("schedule_digest") for r in arm.records},
         "hooks": {patch: {"hits": hits(arm.records, patch)} for patch in arm.plan["patches"]},
+        "extrapolated": arm.worst_shares("extrapolated"),
+        "unmeasured": arm.worst_shares("unmeasured"),
         "metrics": overall,
         "by_phase": {},
         "by_tenant": {},
@@ -225,6 +187,12 @@ def unit_of(name: str) -> str:
         if name.endswith(part) or f"{part}_" in name:
             return unit
     return "ratio" if name.endswith(("_rate", "_share", "_ratio", "_index")) else "count"
+
+
+def _profile(run: RunRecord) -> Json:
+    """What the manifests say of the profile: name, hash, source, what is measured and its known error."""
+    records = [record for arm in run.arms.values() for record in arm]
+    return dict(records[0].manifest.get("profile", {}))
 
 
 def _run_facts(run: RunRecord) -> Json:

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from reports import facts, tables
+from reports import facts, robustness, tables
 from reports.view import BASELINES, Arm, RunView, view_of_summary
 from reports.wording import FEW_SAMPLES, SYMBOLS, VERDICTS, Value
 
@@ -34,6 +34,8 @@ def show(view: RunView, console: Console) -> None:
         for baseline in BASELINES:
             if view.arm(baseline):
                 console.print(_counts(view, arm, baseline))
+        for line in _ground(view, arm):
+            console.print(Text(line))
     if not view.candidates:
         console.print(_baselines(view))
     for line in _remarks(view):
@@ -94,6 +96,12 @@ def _counts(view: RunView, arm: Arm, baseline: str) -> Text:
     return line
 
 
+def _ground(view: RunView, arm: Arm) -> list[str]:
+    """Whether the verdicts were recomputed, and which of those in the table another assumption took back."""
+    baseline = robustness.baseline_of(view) or next((b for b in BASELINES if view.arm(b)), "")
+    return [robustness.status(view, arm, baseline), *robustness.flips(view, arm)] if baseline else []
+
+
 def _baselines(view: RunView) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("metric")
@@ -111,8 +119,9 @@ def _baselines(view: RunView) -> Table:
 def _remarks(view: RunView) -> list[str]:
     said = [f"{a.name}: {r}" for a in view.arms for r in a.reasons]
     said += [f"{a.name}: patch {p} never fired" for a in view.arms for p in a.never_fired]
+    said += [f"{a.name}: {r}" for a in view.arms for r in robustness.remarks(view, a)]
     said += facts.run_reasons(view)
     values = [v for a in view.candidates for m, s in tables.HEADLINES for v in [a.value(m, s)]]
     if any(v.few for v in values):
         said.append(f"{FEW_SAMPLES} a p99 from too few samples; the report shows the p90 beside it")
-    return said
+    return said + robustness.profile_lines(view)

@@ -18,8 +18,40 @@ BASELINES = ("tuned", "stock")
 
 
 @dataclass(frozen=True, slots=True)
+class Cell:
+    """A verdict recomputed under one assumption, on a few seeds. Changes are in percent.
+
+    Attributes:
+        base_pct: the change on the same seeds under the profile itself.
+        delta_pct: the change under the assumption.
+        flips: the winner is the other one.
+        reason: why the cell says nothing; empty where it does.
+    """
+
+    assumption: str
+    base_pct: float | None
+    delta_pct: float | None
+    flips: bool
+    reason: str = ""
+
+    @classmethod
+    def read(cls, raw: Mapping[str, Any]) -> Cell:
+        """From an entry of a comparison's `sensitivity`."""
+        return cls(
+            str(raw["assumption"]),
+            number(raw.get("base_pct")),
+            number(raw.get("delta_pct")),
+            bool(raw.get("flips")),
+            str(raw.get("reason") or ""),
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class Comparison:
-    """One verdict: an arm against a baseline, in one scope, on one metric. Changes are in percent."""
+    """One verdict: an arm against a baseline, in one scope, on one metric. Changes are in percent.
+
+    `data_verdict` is what the data alone said, where something took that back; `reason` says what.
+    """
 
     arm: str
     baseline: str
@@ -30,6 +62,8 @@ class Comparison:
     high: float | None
     verdict: str
     reason: str = ""
+    data_verdict: str = ""
+    cells: tuple[Cell, ...] = ()
 
     @classmethod
     def read(cls, raw: Mapping[str, Any]) -> Comparison:
@@ -46,6 +80,8 @@ class Comparison:
             high,
             verdict if verdict in VERDICTS else "undetermined",
             str(raw.get("reason") or ""),
+            str(raw.get("data_verdict") or ""),
+            tuple(map(Cell.read, raw.get("sensitivity") or ())),
         )
 
 
@@ -179,6 +215,20 @@ class RunView:
     def manifest(self) -> Mapping[str, Any]:
         """The first manifest, for what all arms share: versions, profile, workload."""
         return next(iter(self.manifests.values()), {})
+
+    @property
+    def profile(self) -> Mapping[str, Any]:
+        """What is known of the profile: its name, hash, source, what is measured, its error."""
+        for raw in (self.summary.get("profile"), self.manifest.get("profile"), self.plan.get("profile")):
+            if raw:
+                return dict(raw)
+        return {}
+
+    @property
+    def recomputed(self) -> Mapping[str, Any] | None:
+        """What was recomputed under other assumptions; None where nothing was."""
+        found = self.summary.get("sensitivity")
+        return dict(found) if found else None
 
     @property
     def tenants(self) -> tuple[Mapping[str, Any], ...]:

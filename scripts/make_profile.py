@@ -11,38 +11,13 @@ thinned by fixed rules, summed by layer and rounded; what is left out serves as 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Iterable
 from pathlib import Path
 
 from harness.errors import UserError
 from harness.profiles.kernel_tables import KernelTables, once_us, per_layer_us, read_kernel_tables
-
-SIGNIFICANT = 4
-
-# Powers of two, less those without which linear blending loses nothing that matters.
-CHUNKS = (16, 64, 128, 256, 512, 1024, 2048)
-KV = (0, 16, 64, 128, 512, 1024, 2048, 4096, 8192, 16384)
-DECODES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
-CTX = (16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
-
-
-def keep_tokens(tokens: int) -> bool:
-    """Every captured size; above, both ends of each 64-token GEMM tile."""
-    if tokens <= 64:
-        return tokens in (1, 2, 4) or tokens % 8 == 0
-    return tokens % 16 == 0 if tokens <= 512 else tokens % 64 in (0, 16)
-
-
-def keep_sequences(sequences: int) -> bool:
-    """Enough points for a curve that is nearly straight between tile boundaries."""
-    return sequences in (1, 2, 4, 8) or sequences % 16 == 0 or sequences == 20
-
-
-def rounded(value: float) -> float:
-    """Four significant digits: far below the noise of the measurement."""
-    return float(f"{value:.{SIGNIFICANT}g}")
+from harness.profiles.thin import CHUNKS, CTX, DECODES, KV, dump, keep_sequences, keep_tokens, rounded
 
 
 def build(tables: KernelTables, source: str) -> dict[str, object]:
@@ -80,22 +55,6 @@ def build(tables: KernelTables, source: str) -> dict[str, object]:
             "us": us((c, k, n, x) for c in chunks for k in KV for n in mixed_n for x in CTX),
         }
     return content
-
-
-def dump(content: dict[str, object]) -> str:
-    """JSON with one list a paragraph, wrapped: small, and still readable in a diff."""
-
-    def block(value: object, indent: str) -> str:
-        if isinstance(value, dict):
-            inner = ",\n".join(f'{indent} "{k}": {block(v, indent + " ")}' for k, v in value.items())
-            return "{\n" + inner + "\n" + indent + "}"
-        if isinstance(value, list):
-            items = [json.dumps(int(v) if v == int(v) else v) for v in value]
-            lines = [",".join(items[i : i + 20]) for i in range(0, len(items), 20)]
-            return "[" + f",\n{indent} ".join(lines) + "]"
-        return json.dumps(value)
-
-    return block(content, "") + "\n"
 
 
 def domain(content: dict[str, object]) -> str:

@@ -20,7 +20,7 @@ from rich.console import Console
 from harness import run as runs
 from harness.arms import Arm, baseline, patched
 from harness.atomic import write_text
-from harness.commands.run_cmd import DEFAULT_PROFILE
+from harness.commands.profile_options import DEFAULT_PROFILE
 from harness.plan import RunPlan, WorkloadChoice
 from harness.profiles import Profile, load_profile
 from reports.summary import write_summary

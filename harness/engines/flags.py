@@ -8,6 +8,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from harness.errors import UserError
+from harness.refusals import refuse_flags
 
 
 class EngineFlags(BaseModel):
@@ -19,8 +20,8 @@ class EngineFlags(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     max_model_len: int = Field(default=32768, ge=16, description="longest prompt plus output, tokens")
-    max_num_batched_tokens: int = Field(default=2048, ge=1, description="token budget of one step")
-    max_num_seqs: int = Field(default=256, ge=1, description="requests that may run at once")
+    max_num_batched_tokens: int = Field(default=2048, ge=1, le=2**22, description="token budget of one step")
+    max_num_seqs: int = Field(default=256, ge=1, le=2**16, description="requests that may run at once")
     max_num_active_seqs: int | None = Field(
         default=None, ge=1, description="admission limit below max_num_seqs"
     )
@@ -43,6 +44,9 @@ class EngineFlags(BaseModel):
         default=None, ge=0, description="prefill backlog in tokens before a 503"
     )
     scheduler_reserve_full_isl: bool = Field(default=True, description="admit only if the whole prompt fits")
+    enable_chunked_prefill: bool = Field(
+        default=True, description="spread a long prompt over steps; off needs a budget of max_model_len"
+    )
     enable_prefix_caching: bool = Field(default=True, description="reuse KV blocks of equal prefixes")
     prefix_caching_hash_algo: Literal["sha256", "sha256_cbor"] = Field(
         default="sha256", description="block hash"
@@ -57,6 +61,8 @@ class EngineFlags(BaseModel):
             raise ValueError("max_num_batched_tokens must be at least max_num_seqs")
         if self.max_num_active_seqs is not None and self.max_num_active_seqs > self.max_num_seqs:
             raise ValueError("max_num_active_seqs must be at most max_num_seqs")
+        if not self.enable_chunked_prefill and self.max_num_batched_tokens < self.max_model_len:
+            raise ValueError("without chunked prefill max_num_batched_tokens must be at least max_model_len")
         if self.long_prefill_token_threshold > self.max_model_len:
             raise ValueError("long_prefill_token_threshold must be at most max_model_len")
         return self
@@ -70,6 +76,7 @@ def parse_flags(raw: Mapping[str, Any], where: str) -> EngineFlags:
         first = error.errors()[0]
         name = ".".join(str(part) for part in first["loc"])
         if first["type"] == "extra_forbidden":
+            refuse_flags(raw, where)
             known = ", ".join(EngineFlags.model_fields)
             raise UserError(f"{where}: unknown engine flag {name!r}; known flags are {known}") from None
         if not name:

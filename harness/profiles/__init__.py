@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
+from harness.profiles.known_models import load_model, model_dir
+from harness.profiles.load import list_profiles, load_profile, profile_for_device
 from harness.profiles.model import StepTimeModel
-from harness.profiles.profile import Profile, list_profiles, load_profile, model_dir
+from harness.profiles.profile import Profile
 
-__all__ = ["Profile", "StepTimeModel", "list_profiles", "load_profile", "model_dir"]
+__all__ = [
+    "Profile",
+    "StepTimeModel",
+    "list_profiles",
+    "load_model",
+    "load_profile",
+    "model_dir",
+    "profile_for_device",
+]

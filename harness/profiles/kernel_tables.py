@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from harness.errors import UserError
@@ -19,6 +19,8 @@ PER_LAYER = {
     "down_proj": 1,
 }
 ONCE = ("embedding", "final_layernorm")
+# In tables of models that have it: norms of queries and keys, one kernel for both.
+OPTIONAL_PER_LAYER = {"qk_norm": 1}
 
 AttentionKey = tuple[int, int, int, int]
 
@@ -30,6 +32,8 @@ class KernelTables:
     attention: dict[AttentionKey, float]  # (prefill chunk, kv before it, decodes, ctx of each) -> one layer
     dense: dict[str, dict[int, float]]  # kernel -> tokens -> one call
     per_sequence: dict[int, float]  # requests -> output head + sampler
+    head: dict[int, float] = field(default_factory=dict)  # requests -> output head
+    sampler: dict[int, float] = field(default_factory=dict)  # requests -> sampler
 
     def dense_tokens(self) -> list[int]:
         """Token counts that every dense kernel was measured at, ascending."""
@@ -38,7 +42,8 @@ class KernelTables:
 
 def per_layer_us(tables: KernelTables, tokens: int) -> float:
     """All dense kernels of one layer at a measured token count, us."""
-    return sum(times * tables.dense[kernel][tokens] for kernel, times in PER_LAYER.items())
+    optional = {kernel: times for kernel, times in OPTIONAL_PER_LAYER.items() if kernel in tables.dense}
+    return sum(times * tables.dense[kernel][tokens] for kernel, times in (PER_LAYER | optional).items())
 
 
 def once_us(tables: KernelTables, tokens: int) -> float:
@@ -65,7 +70,19 @@ def read_kernel_tables(folder: Path) -> KernelTables:
         if kernel not in per_sequence:
             raise UserError(f"{folder / 'per_sequence.csv'}: no rows for {kernel}")
     head, sampler = per_sequence["lm_head"], per_sequence["sampler"]
-    return KernelTables(attention, dense, {n: head[n] + sampler[n] for n in sorted(head) if n in sampler})
+    both = {n: head[n] + sampler[n] for n in sorted(head) if n in sampler}
+    return KernelTables(attention, dense, both, head, sampler)
+
+
+def measured_on(folder: Path) -> tuple[str, str, int] | None:
+    """GPU, model and GPUs that share it, as profile_meta.yaml beside the tables says; None if it does not."""
+    import yaml
+
+    try:
+        meta = yaml.safe_load((folder / "profile_meta.yaml").read_text(encoding="utf-8"))
+        return str(meta["gpu"]), str(meta["model"]), 1
+    except (OSError, KeyError, TypeError, ValueError, yaml.YAMLError):
+        return None
 
 
 def _rows(file: Path, columns: tuple[str, ...]) -> list[tuple[str, tuple[float, ...]]]:

@@ -1,72 +1,49 @@
-"""The profile file: its schema, where profiles live, and how one is loaded.
+"""A profile: one GPU with one model, and everything about them that the virtual engine needs to know.
 
-A profile is a folder with `profile.toml` (what a person edits) and `tables.json` (numbers made by
-`scripts/make_profile.py` from measured kernel tables). Built-in ones are named GPU/MODEL and lie beside
-this module; any other folder in the same form is loaded by its path.
+`harness/profiles/load.py` finds and reads one; docs/PROFILES.md is for people.
 """
 
 from __future__ import annotations
 
-import difflib
-import hashlib
-import json
-import tomllib
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
-from harness.errors import UserError
+from harness.profiles.known_models import Model
+from harness.profiles.schema import REGIMES, Domain, Regime, Source, Strict
 from harness.profiles.tables import Tables
 
-BUILT_IN = Path(__file__).resolve().parent
-MODELS = BUILT_IN / "models"
+__all__ = [
+    "PHASES",
+    "REGIMES",
+    "Domain",
+    "FivePhase",
+    "KnownError",
+    "Memory",
+    "Profile",
+    "ProfileRef",
+    "Source",
+]
+
 PHASES = 5
-# What a step may rest on, and a profile may have measurements of or not: decodes alone, prefills alone, a
-# prefill behind tokens that are in the cache already, a prefill beside decodes, and the exchange between GPUs.
-REGIMES = ("decode", "prefill", "context", "mixed", "communication")
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
-
-
-class Source(_Strict):
-    """Where the numbers come from."""
-
-    project: str = Field(description="who published the tables")
-    revision: str = Field(description="commit or release that they were taken from")
-    files: list[str] = Field(description="names of the source tables")
-    measured_with: str = Field(description="engine, precision and GPU of the measurement")
-    licence: str = Field(description="SPDX name of the tables' licence")
-    notice: str = Field(description="copyright and permission notice that must travel with them")
-
-
-class Memory(_Strict):
+class Memory(Strict):
     """GPU memory, and the KV blocks that vLLM gets out of it."""
 
-    device_bytes: int = Field(gt=0, description="total memory as the driver reports it, bytes")
+    device_bytes: int = Field(gt=0, description="total memory of one GPU as the driver reports it, bytes")
     utilization: float = Field(gt=0, le=1, description="vLLM's --gpu-memory-utilization")
     kv_blocks: int = Field(gt=0, description="blocks in the KV cache, all layers together")
-    kv_blocks_from: Literal["recorded", "derived"] = Field(
-        description="read from a run, or computed from memory"
+    kv_blocks_from: Literal["recorded", "derived", "given"] = Field(
+        description="read from a run, computed from memory, or set by the user"
     )
     kv_blocks_how: str = Field(description="which run, or which sum")
 
 
-class Domain(_Strict):
-    """What the tables cover; a step outside is extrapolated and counted."""
-
-    max_tokens: int = Field(gt=0, description="tokens in a step (dense kernels)")
-    max_sequences: int = Field(gt=0, description="requests in a step (output head and sampler)")
-    max_decodes: int = Field(gt=0, description="decodes in a step without prefill")
-    max_decodes_mixed: int = Field(ge=0, description="decodes beside a prefill; 0: mixed steps not measured")
-    max_chunk: int = Field(gt=0, description="prefill tokens in a step")
-    max_context: int = Field(gt=0, description="tokens of context, of a decode or before a prefill chunk")
-
-
-class FivePhase(_Strict):
+class FivePhase(Strict):
     """How the five-phase workload is sized for this GPU and model."""
 
     rate_scale: list[float] = Field(
@@ -82,17 +59,46 @@ class FivePhase(_Strict):
         return self
 
 
-class Profile(_Strict):
-    """One GPU with one model: step-time tables, memory, default engine flags and load factors."""
+class KnownError(Strict):
+    """How far off the profile is known to be; shown in every report. Per cent, predicted over measured."""
 
-    name: str = Field(pattern=r"^[a-z0-9.+_-]+/[a-z0-9.+_-]+$", description="GPU/MODEL")
+    step_median_pct: float | None = Field(None, description="median absolute error of a step, all regimes")
+    step_p90_pct: float | None = Field(None, description="90th percentile of it")
+    step_bias_pct: float | None = Field(None, description="signed mean error")
+    mixed_median_pct: float | None = Field(None, description="median absolute error of mixed steps")
+    rows: str = Field("", description="which rows of the tables the step errors were taken on")
+    closed_loop: list[str] = Field(default_factory=list, description="a line for each measured run replayed")
+    command: str = Field("", description="the commands that print these figures again")
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileRef:
+    """What `load_profile` needs to find a profile again; stands in plan.json."""
+
+    name: str
+    model: str | None = None
+    tensor_parallel: int | None = None
+    kv_blocks: int | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Without what was not given."""
+        return {k: v for k, v in asdict(self).items() if v is not None}
+
+
+class Profile(Strict):
+    """Step-time tables, memory, default engine flags and load factors of one GPU with one model."""
+
+    name: str = Field(pattern=r"^[a-z0-9.+_-]+/[a-z0-9.+_-]+$", description="GPU/MODEL, with -tpN for N GPUs")
     gpu: str = Field(description="the GPU as a person calls it")
     device_names: list[str] = Field(description="names that the driver reports for it")
-    model: str = Field(description="model whose shape lies under models/<last part of the name>")
+    model: str = Field(description="the model as a person calls it")
     model_names: list[str] = Field(description="hub names with this shape")
     measured: bool = Field(description="true when the tables were timed on this GPU")
-    not_measured: list[Literal["decode", "prefill", "context", "mixed", "communication"]] = Field(
+    not_measured: list[Regime] = Field(
         default_factory=list, description="regimes that are modelled because no measurement of them exists"
+    )
+    beyond: list[str] = Field(
+        default_factory=list, description="what the tables read beyond the sizes that were measured"
     )
     dtype: Literal["bfloat16", "float16"] = Field("bfloat16", description="weights and KV cache")
     tensor_parallel: int = Field(1, ge=1, description="GPUs that share the model")
@@ -110,15 +116,20 @@ class Profile(_Strict):
     )
     tuned_comment: str = Field("", description="the sweep that chose them; `comment` in the table [tuned]")
     five_phase: FivePhase = Field(default_factory=FivePhase)
+    error: KnownError | None = Field(None, description="how far off it is known to be")
 
     tables_of: str | None = Field(
         None,
         description="built-in profile whose tables.json this one shares: the same GPU in another setting",
     )
 
-    path: Path = Field(exclude=True)
-    tables_path: Path = Field(exclude=True)
-    sha256: str = Field(exclude=True, description="over both files, line ends normalised")
+    ref: ProfileRef = Field(exclude=True)
+    path: Path = Field(exclude=True, description="its folder; for a composed one perhaps not there yet")
+    model_shape: Model = Field(exclude=True)
+    tables_path: Path | None = Field(None, exclude=True, description="tables.json; None when composed")
+    composed_tables: Tables | None = Field(None, exclude=True)
+    gpu_path: Path | None = Field(None, exclude=True, description="the GPU's file; None when not composed")
+    sha256: str = Field(exclude=True, description="over all files it is made of, line ends normalised")
 
     @model_validator(mode="before")
     @classmethod
@@ -130,11 +141,6 @@ class Profile(_Strict):
         return raw
 
     @property
-    def built_in(self) -> bool:
-        """Whether it is one of the project's own, found by name."""
-        return self.path == BUILT_IN / self.name
-
-    @property
     def kv_blocks(self) -> int:
         """Blocks in the KV cache."""
         return self.memory.kv_blocks
@@ -142,80 +148,17 @@ class Profile(_Strict):
     @property
     def model_dir(self) -> Path:
         """Folder with the model's config.json (shape only, no weights)."""
-        return model_dir(self.name.split("/", 1)[1])
+        return self.model_shape.folder
+
+    @property
+    def sized(self) -> bool:
+        """Whether `bench capacity` has found the five-phase rates; the comment then says how."""
+        return bool(self.five_phase.comment)
 
     @cached_property
     def tables(self) -> Tables:
         """The step-time tables, checked on first use."""
+        if self.composed_tables is not None:
+            return self.composed_tables
+        assert self.tables_path is not None
         return Tables.load(self.tables_path)
-
-
-def model_dir(name: str) -> Path:
-    """Folder of a model's config.json; UserError when there is none."""
-    folder = MODELS / name
-    if not (folder / "config.json").is_file():
-        known = ", ".join(sorted(p.parent.name for p in MODELS.glob("*/config.json")))
-        raise UserError(f"no model shape {name!r}; known shapes are {known}: see docs/PROFILES.md to add one")
-    return folder
-
-
-def list_profiles() -> list[str]:
-    """Names of the built-in profiles, sorted."""
-    return sorted(str(p.parent.relative_to(BUILT_IN).as_posix()) for p in BUILT_IN.glob("*/*/profile.toml"))
-
-
-def load_profile(name: str) -> Profile:
-    """A built-in profile by its name (GPU/MODEL), or any folder with a profile.toml by its path.
-
-    Raises UserError for an unknown name (with the nearest) and for a malformed file.
-    """
-    folder = BUILT_IN / name
-    if name not in list_profiles():
-        folder = Path(name)
-        if not (folder / "profile.toml").is_file():
-            near = difflib.get_close_matches(name, list_profiles(), n=1, cutoff=0.4)
-            hint = f"did you mean {near[0]}?" if near else f"known profiles are {', '.join(list_profiles())}"
-            raise UserError(f"no profile {name!r}; {hint}")
-    return _read(folder)
-
-
-def _read(folder: Path) -> Profile:
-    toml = folder / "profile.toml"
-    text = _bytes_of(toml)
-    try:
-        raw = tomllib.loads(text.decode("utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UserError(f"{toml}: not valid TOML: {error}") from None
-    tables = _tables_folder(folder, toml, raw) / "tables.json"
-    digest = hashlib.sha256(text + _bytes_of(tables))
-    try:
-        return Profile(**raw, path=folder, tables_path=tables, sha256=digest.hexdigest())
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"]) or "file"
-        raise UserError(f"{toml}: {where}: {first['msg']}; docs/PROFILES.md lists the fields") from None
-    except TypeError as error:
-        raise UserError(f"{toml}: {error}; path and sha256 are not fields of the file") from None
-
-
-def _bytes_of(file: Path) -> bytes:
-    try:
-        return file.read_bytes().replace(b"\r\n", b"\n")
-    except OSError as error:
-        raise UserError(f"{file}: cannot be read ({error.strerror}); a profile needs both files") from None
-
-
-def _tables_folder(folder: Path, toml: Path, raw: dict[str, Any]) -> Path:
-    """Its own folder, or that of the built-in profile whose tables it shares."""
-    shared = raw.get("tables_of")
-    if shared is None:
-        return folder
-    if shared not in list_profiles():
-        raise UserError(f"{toml}: tables_of names no built-in profile: {shared!r}")
-    return BUILT_IN / str(shared)
-
-
-def read_model_config(name: str) -> dict[str, Any]:
-    """The shape of a model as its config.json gives it."""
-    loaded: dict[str, Any] = json.loads((model_dir(name) / "config.json").read_text(encoding="utf-8"))
-    return loaded

@@ -1,7 +1,13 @@
-"""How far a profile's step model is off on rows of the measured tables that it does not hold.
+"""How far a step is off on rows of measured tables that the profile does not hold.
 
-The error is that of one layer's attention (`attention`), where interpolation is hardest, and that of the
-whole step built from it (`step`), which is what the engine's clock sees.
+Held out, by where a row stands and not by its error:
+
+- tables of the profile's own model: rows off the nodes of its grids (`harness.profiles.thin`);
+- tables of a model that the profile was composed for, without a row of it: every row;
+- tables over sizes (`step_error_sizes`): what `harness.profiles.gpu_numbers` keeps back.
+
+For each regime there is the error of the whole step, which is what the engine's clock sees, and that of one
+layer's kernel alone (`attention`, `dense`, `product`), where interpolation is hardest.
 """
 
 from __future__ import annotations
@@ -10,9 +16,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from harness.profiles.aic_tables import is_aic_folder
+from harness.profiles.compose import compose
+from harness.profiles.gpu import Gpu, load_gpu
 from harness.profiles.kernel_tables import KernelTables, once_us, per_layer_us, read_kernel_tables
 from harness.profiles.model import StepTimeModel
 from harness.profiles.profile import Profile
+
+# Always said, with rows or without.
+STEP_REGIMES = ("decode", "prefill", "mixed", "at a capture boundary")
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,14 +40,32 @@ class StepError:
 def step_error(profile: Profile, table_dir: Path) -> dict[str, StepError]:
     """Errors on held-out rows of a folder of kernel tables, by regime; no rows, no entry.
 
-    Regimes: `decode`, `prefill` and `mixed` for the step; the same with ` attention` for that kernel
-    alone; `dense` for token counts above the largest captured size. Rows at a capture boundary do not
-    exist in tables that were taken eagerly.
+    Raises UserError for a folder that holds no such tables.
     """
-    tables, model = read_kernel_tables(table_dir), StepTimeModel(profile)
+    if is_aic_folder(table_dir):
+        from harness.profiles.step_error_sizes import errors_over_sizes
+
+        errors = errors_over_sizes(_gpu_of(profile), table_dir)
+    else:
+        errors = _errors_of_model(profile, read_kernel_tables(table_dir))
+    return {regime: summarise(values) for regime, values in errors.items() if values}
+
+
+def summarise(errors: Sequence[float]) -> StepError:
+    """Median and p90 (nearest rank) of the absolute errors, and their signed mean."""
+    size = sorted(abs(e) for e in errors)
+    n = len(size)
+    return StepError(n, 100 * size[(n + 1) // 2 - 1], 100 * size[-(-9 * n // 10) - 1], 100 * sum(errors) / n)
+
+
+def _errors_of_model(profile: Profile, tables: KernelTables) -> dict[str, list[float]]:
+    modelled = _is_modelled(profile)
+    if profile.tensor_parallel > 1 and profile.tables_path is None:
+        profile = _without_communication(profile)
+    model = StepTimeModel(profile)
     errors: dict[str, list[float]] = {}
     for key, measured_us in sorted(tables.attention.items()):
-        if _held(profile, key):
+        if not modelled and _held(profile, key):
             continue
         chunk, kv, n, ctx = key
         prefills = [(chunk, kv)] if chunk else []
@@ -49,17 +79,32 @@ def step_error(profile: Profile, table_dir: Path) -> dict[str, StepError]:
             errors.setdefault(regime, []).append(step_us / (rest_us + profile.layers * measured_us) - 1.0)
     kept = set(profile.tables.dense.tokens)
     for tokens in tables.dense_tokens():
-        if tokens not in kept and tokens > max(model.capture_sizes, default=0):
+        captured = tokens <= max(model.capture_sizes, default=0)
+        if (tokens not in kept and not captured) or (modelled and model.padded(tokens) == tokens):
             measured_us = profile.layers * per_layer_us(tables, tokens) + once_us(tables, tokens)
             errors.setdefault("dense", []).append(model.dense_us(tokens) / measured_us - 1.0)
-    return {regime: summarise(values) for regime, values in errors.items()}
+    return errors
 
 
-def summarise(errors: Sequence[float]) -> StepError:
-    """Median and p90 (nearest rank) of the absolute errors, and their signed mean."""
-    size = sorted(abs(e) for e in errors)
-    n = len(size)
-    return StepError(n, 100 * size[(n + 1) // 2 - 1], 100 * size[-(-9 * n // 10) - 1], 100 * sum(errors) / n)
+def _gpu_of(profile: Profile) -> Gpu:
+    """The file that a profile is composed of, by its name or by the path that it was asked for with."""
+    named = profile.ref.name
+    return load_gpu(named if named.endswith(".json") else profile.name.split("/")[0])
+
+
+def _is_modelled(profile: Profile) -> bool:
+    """Whether no row of this model on this GPU is in the profile."""
+    return profile.tables_path is None and "decode" in profile.not_measured
+
+
+def _without_communication(profile: Profile) -> Profile:
+    """Tables of one GPU's kernels do not hold the exchange between GPUs."""
+    gpu = _gpu_of(profile)
+    free = gpu.spec.model_copy(update={"interconnect_latency_us": 0.0, "interconnect_gb_s": 1e12})
+    parts = compose(gpu.model_copy(update={"spec": free}), profile.model_shape.shape, profile.tensor_parallel)
+    silent = profile.model_copy(update={"composed_tables": parts.tables})
+    silent.__dict__.pop("tables", None)
+    return silent
 
 
 def _held(profile: Profile, key: tuple[int, int, int, int]) -> bool:

@@ -12,6 +12,7 @@ import pandas as pd
 import pytest
 
 from harness.engines.flags import EngineFlags
+from harness.engines.virtual import engine as engine_module
 from harness.engines.virtual.engine import VirtualEngine, VirtualRun
 from harness.errors import RunFailed
 from harness.profiles import model_dir
@@ -113,6 +114,32 @@ def test_a_cancelled_request_frees_its_place_at_once() -> None:
     assert NS <= table.loc["r001"].scheduled_ns <= round(1.05 * NS)
 
 
+@pytest.mark.parametrize("async_scheduling", [True, False])
+def test_a_victim_loses_all_that_it_had_computed(async_scheduling: bool) -> None:
+    """Also when the last chunk of its prefill was a single token, as of any decode."""
+    run = serve(
+        workload(
+            [request(0, 0.0, prompt=100, output=200), request(1, 0.1, prompt=160, output=200)], end_s=90.0
+        ),
+        blocks=30,
+        max_model_len=448,
+        max_num_seqs=8,
+        max_num_batched_tokens=160,
+        async_scheduling=async_scheduling,
+    )
+    steps = run.tables["steps"].to_pandas()
+    assert list(steps.prefill_tokens[steps.prefill_tokens > 0][:2]) == [100, 159]
+    events = run.tables["events"].to_pandas()
+    victims = events[events.kind == "preempt"]
+    tokens = run.tables["tokens"].to_pandas()
+    for row, t_ns, lost in zip(victims.request, victims.t_ns, victims.value, strict=True):
+        assert row == 1
+        # Two steps of output may be under way.
+        got = int(((tokens.request == row) & (tokens.t_ns <= t_ns)).sum())
+        assert 160 + got - 1 <= lost <= 160 + got + 1
+    assert len(victims) > 0
+
+
 def test_upstreams_own_queue_limit_rejects() -> None:
     run = serve(workload([request(i, 0.0, output=20) for i in range(6)]), max_num_queued_reqs=4)
     table = requests_of(run)
@@ -126,8 +153,12 @@ def test_upstreams_own_token_limit_rejects() -> None:
 
 
 @pytest.mark.parametrize(("opens_s", "ends"), [(1003.0, True), (None, False)])
-def test_a_gate_that_refuses_everybody_does_not_stall_the_clock(opens_s: float | None, ends: bool) -> None:
+def test_a_gate_that_refuses_everybody_does_not_stall_the_clock(
+    opens_s: float | None, ends: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It opens in time and all are served; or it never does, and that is an error, not a hang."""
+    # Each millisecond of waiting is a turn of the loop; ten minutes of them would only take longer.
+    monkeypatch.setattr(engine_module, "_NO_PROGRESS_NS", 20 * NS)
     plan = PatchPlan((Chosen(closed_until(opens_s), Knobs(), "test"),))
     installation = install(plan)
     try:

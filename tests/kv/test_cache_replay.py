@@ -5,6 +5,7 @@ The hit rates on the public trace guard the policy itself; they are taken on its
 
 from __future__ import annotations
 
+import gzip
 import itertools
 import json
 import random
@@ -61,22 +62,22 @@ def test_requests_come_in_order_of_time_and_ties_in_order_of_the_file(tmp_path: 
     ("bad", "says"),
     [
         ('{"timestamp": 1, "hash_ids": [0, 1', "not JSON"),
-        ('{"timestamp": 1}', "hash_ids: Field required"),
+        ('{"timestamp": 1}', "hash_ids is missing"),
         ('{"timestamp": "now", "hash_ids": [0]}', "timestamp"),
-        ('{"timestamp": 1, "hash_ids": [0, "1"]}', "hash_ids.1"),
-        ('{"timestamp": 1, "hash_ids": []}', "hash_ids"),
+        ('{"timestamp": 1, "hash_ids": [0, "1"]}', "hash_ids holds '1'"),
+        ('{"timestamp": 1, "hash_ids": []}', "hash_ids is empty"),
         ('{"timestamp": 1, "hash_ids": [0, -4]}', "below 0"),
         ('{"timestamp": 1, "hash_ids": [1, 0]}', "block 1 has another block before it than in line 1"),
         ('{"timestamp": 1, "hash_ids": [7, 8, 7]}', "block 7 has another block before it"),
-        ("[1, 2]", "the line"),
-        ("NaN", "the line"),
+        ("[1, 2]", "expected an object"),
+        ("NaN", "NaN is no number"),
     ],
 )
 def test_a_bad_line_is_named(tmp_path: Path, bad: str, says: str) -> None:
     path = write(tmp_path / "t.jsonl", row(0, 0, 1), bad)
     with pytest.raises(UserError) as caught:
         read_trace(path)
-    assert str(caught.value).startswith(f"{path}:2: ")
+    assert str(caught.value).startswith(f"{path}: line 2: ")
     assert says in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -90,6 +91,25 @@ def test_missing_empty_and_binary_files_are_user_errors(tmp_path: Path) -> None:
     binary.write_bytes(b"PAR1\xff\xfe\x00")
     with pytest.raises(UserError, match="not a text file"):
         read_trace(binary)
+
+
+def test_a_trace_may_be_packed(tmp_path: Path) -> None:
+    plain = write(tmp_path / "t.jsonl", row(5, 0, 1), row(2, 0, 2))
+    packed = tmp_path / "packed"
+    packed.write_bytes(gzip.compress(b"\xef\xbb\xbf" + plain.read_bytes().replace(b"\n", b"\r\n")))
+    assert read_trace(packed) == read_trace(plain)
+
+
+def test_ids_of_content_alone_are_read_as_prefixes(tmp_path: Path) -> None:
+    rows = [{"chat_id": i, **row(i, *ids)} for i, ids in enumerate([(7, 8, 7), (8, 7), (7, 8)])]
+    trace = read_trace(write(tmp_path / "bailian.jsonl", *rows))
+    assert trace.requests == ((0, 1, 2), (3, 4), (0, 1))
+
+
+def test_a_trace_that_names_no_blocks_is_refused(tmp_path: Path) -> None:
+    path = write(tmp_path / "azure.csv", "TIMESTAMP,ContextTokens,GeneratedTokens", "2023-11-16 18:17:03,9,1")
+    with pytest.raises(UserError, match="names no blocks of prompts"):
+        read_trace(path)
 
 
 def test_the_scan_doubles_the_traffic_and_repeats_nothing() -> None:

@@ -13,8 +13,9 @@ import pytest
 
 from harness.errors import UserError
 from harness.profiles import list_profiles, load_profile, model_dir
-from harness.profiles.memory import derive_kv_blocks, kv_bytes_per_token, parameters
-from harness.profiles.profile import read_model_config
+from harness.profiles.known_models import load_model
+from harness.profiles.memory import derive_kv_blocks
+from harness.profiles.shape import ModelShape
 
 NAME = "rtx4090-24g/llama-3.1-8b"
 
@@ -43,7 +44,7 @@ def test_every_built_in_profile_loads() -> None:
         assert (profile.model_dir / "config.json").is_file()
         assert "Copyright" in profile.source.notice
         assert "Copyright" in profile.tables.source
-        assert profile.layers == read_model_config(name.split("/")[1])["num_hidden_layers"]
+        assert profile.layers == profile.model_shape.shape.layers
         assert len(profile.five_phase.rate_scale) == 5
 
 
@@ -55,9 +56,10 @@ def test_stock_flags_are_what_the_pin_resolves() -> None:
 
 
 def test_memory_sum_reproduces_the_recorded_run() -> None:
-    config = read_model_config("llama-3.1-8b")
-    assert parameters(config) == 8_030_261_248
-    assert kv_bytes_per_token(config) == 131_072
+    config = load_model("llama-3.1-8b").config
+    shape = ModelShape.from_config(config, "config.json")
+    assert shape.parameters == 8_030_261_248
+    assert shape.kv_bytes_per_token == 131_072
     small, big = load_profile(NAME), load_profile("rtxpro6000-96g/llama-3.1-8b")
     assert derive_kv_blocks(config, small.memory.device_bytes, 0.9, 2048, 256) == 2588 == small.kv_blocks
     assert derive_kv_blocks(config, big.memory.device_bytes, 0.9, 8192, 1024) == big.kv_blocks
@@ -69,7 +71,7 @@ def test_an_unknown_name_suggests_the_nearest() -> None:
         UserError, match=r"no profile 'rtx4090/llama'; did you mean rtx4090-24g/llama-3.1-8b\?"
     ):
         load_profile("rtx4090/llama")
-    with pytest.raises(UserError, match="known profiles are"):
+    with pytest.raises(UserError, match="it is GPU/MODEL of"):
         load_profile("zzz")
     with pytest.raises(UserError, match="no model shape 'gpt'"):
         model_dir("gpt")
@@ -140,5 +142,5 @@ def test_malformed_tables_say_where(copy: Path) -> None:
     with pytest.raises(UserError, match="not a table file"):
         _ = load_profile(str(copy)).tables
     file.unlink()
-    with pytest.raises(UserError, match="needs both files"):
+    with pytest.raises(UserError, match="is the profile complete"):
         load_profile(str(copy))

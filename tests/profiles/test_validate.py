@@ -13,9 +13,11 @@ from typing import Any
 import pytest
 
 from harness.errors import UserError
-from harness.measured_config import flags_of, profile_for
+from harness.measured_config import flags_of
+from harness.measured_profile import profile_for
 from harness.measured_run import read_measured_run
-from harness.validate import Validation, percentile, validate
+from harness.validate import validate
+from harness.validation_figures import Validation, percentile
 
 
 def rows(count: int) -> list[dict[str, Any]]:
@@ -68,6 +70,7 @@ def test_the_measured_run_is_reproduced(replay: Validation) -> None:
         assert abs(statistics["p99"].error_pct) < 5.0, metric
     assert 150 < replay.preemptions < 250
     assert replay.extrapolated["any"] == 0.0
+    assert replay.unmeasured["any"] == 0.0
 
 
 @pytest.mark.slow
@@ -76,6 +79,8 @@ def test_requests_that_did_not_queue(replay: Validation) -> None:
     assert unqueued is not None
     assert unqueued.requests >= 5
     assert abs(unqueued.mean.error_pct) < 10.0 or abs(unqueued.error_steps) < 1.0
+    # One that came while the engine still caught up with its first launch is further off.
+    assert unqueued.close >= unqueued.requests - 1
 
 
 @pytest.mark.slow
@@ -106,10 +111,12 @@ def test_a_small_run_of_ones_own(tmp_path: Path) -> None:
     assert result.metrics["tpot"]["mean"].measured == pytest.approx(0.15 / 7)
     again = validate(tmp_path)
     assert again.schedule_digest == result.schedule_digest
-    fewer = validate(tmp_path, blocks=257)
-    assert fewer.blocks == 257
-    with pytest.raises(UserError, match="--blocks 257 or more"):
-        validate(tmp_path, blocks=256)
+    fewer = validate(tmp_path, blocks=256)
+    assert fewer.blocks == 256
+    assert fewer.flags.max_model_len == 4080
+    assert any("lowered from 4096 to 4080" in note for note in fewer.notes)
+    with pytest.raises(UserError, match="--blocks 6 or more"):
+        validate(tmp_path, blocks=5)
 
 
 def test_unrecorded_blocks_are_derived_and_said(tmp_path: Path) -> None:
@@ -123,7 +130,8 @@ def test_unrecorded_blocks_are_derived_and_said(tmp_path: Path) -> None:
 
 def test_flags_come_from_the_run(tmp_path: Path) -> None:
     run = read_measured_run(write(tmp_path, rows(1), META))
-    flags = flags_of(run, profile_for(run))
+    notes: list[str] = []
+    flags = flags_of(run, profile_for(run, None, None, notes), notes)
     assert (flags.max_num_seqs, flags.max_num_batched_tokens, flags.max_model_len) == (64, 1024, 4096)
     assert flags.async_scheduling
 
@@ -169,7 +177,7 @@ def test_broken_files_say_which(tmp_path: Path) -> None:
         read_measured_run(tmp_path)
     write(tmp_path, rows(2), META)
     (tmp_path / "workload.jsonl").write_text("", encoding="utf-8")
-    with pytest.raises(UserError, match=r"line 1: 'bench-0' has no row in workload.jsonl"):
+    with pytest.raises(UserError, match=r"2 requests, but .*workload.jsonl has 0 rows"):
         read_measured_run(tmp_path)
     write(tmp_path, rows(2), META)
     (tmp_path / "run_meta.json").write_text("[]", encoding="utf-8")
@@ -182,10 +190,12 @@ def test_broken_files_say_which(tmp_path: Path) -> None:
     [
         (
             {"hardware": {"device_name": "Some GPU"}},
-            r"no profile for .* on 'Some GPU'; choose one with --profile",
+            r"no profile of the GPU 'Some GPU'; choose one with --profile",
         ),
-        ({"resolved_config": {"parallel_config": {"tensor_parallel_size": 2}}}, r"tensor parallelism \(2\)"),
-        ({"resolved_config": {"model_config": {"quantization": "fp8"}}}, r"quantised weights \(fp8\)"),
+        (
+            {"resolved_config": {"model_config": {"quantization": "fp8"}}},
+            r"quantised weights \[quantization fp8\]: not modelled",
+        ),
         ({"kv_cache": {"num_gpu_blocks": -1}}, r"num_gpu_blocks is -1"),
         ({"engine_kwargs": {"max_num_seqs": 0}}, r"run_meta.json: engine flag 'max_num_seqs' is 0"),
     ],

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,12 +18,22 @@ BLOCK_SIZE = 32
 MAX_MODEL_LEN = 512
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _no_forced_collections() -> Iterator[None]:
+    """vLLM collects all garbage several times as an engine starts and ends: seconds, over all that is imported."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gc, "collect", lambda *_: 0)
+        yield
+
+
 @pytest.fixture(scope="session")
 def small_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with config and weights; the same weights in every session."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
+    # Kernels this small lose far more to waiting for a second thread than they gain by it.
+    torch.set_num_threads(1)
     folder = tmp_path_factory.mktemp("small-llama")
     torch.manual_seed(0)
     config = LlamaConfig(

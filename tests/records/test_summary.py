@@ -35,6 +35,8 @@ def test_schema(summary: dict[str, Any], run: Path) -> None:
     assert read_json(run / "summary.json") == summary
     assert (summary["schema"], summary["run"], summary["valid"], summary["reasons"]) == (1, "demo", True, [])
     assert [arm["name"] for arm in summary["arms"]] == list(ARMS)
+    assert summary["profile"]["name"] == "rtx4090-24g/llama-3.1-8b"
+    assert "sensitivity" not in summary
     for arm in summary["arms"]:
         assert arm["seeds"] == [0, 1]
         assert sorted(arm["schedule_digest"]) == ["0", "1"]

@@ -55,6 +55,7 @@ def test_sections_come_verdicts_first(page: _Page) -> None:
     assert found == [
         "verdicts",
         "validity",
+        "sensitivity",
         "patches",
         "scopes",
         "timelines",

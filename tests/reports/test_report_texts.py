@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from reports import facts, html, markdown, tables, terminal
+from reports import html, markdown, robustness, tables, terminal
 from reports.view import RunView
 from reports.wording import change, metric_label, quantity, scope_label
 from tests.reports.hostile import ARM, arm_of
@@ -131,8 +131,10 @@ def test_no_loss_in_phase_1_is_left_out(view: RunView, altered: Alter) -> None:
 def test_extrapolated_steps_are_told(view: RunView) -> None:
     manifest = {"extrapolated": {"any": 0.031, "context": 0.031, "chunk": 0.0}}
     told = RunView(view.path, view.summary, view.plan, {**view.manifests, (ARM, 1): manifest}, {})
-    assert facts.extrapolated(view, ARM) == ""
-    assert "3.1% of the steps" in facts.extrapolated(told, ARM)
+    before, after = view.arm(ARM), told.arm(ARM)
+    assert before is not None and after is not None
+    assert robustness.extrapolated(view, before) == ""
+    assert "3.1% of the steps" in robustness.extrapolated(told, after)
     assert "context 3.1%" in markdown.render(told)
     assert "3.1% of the steps" in html.render(told)
 

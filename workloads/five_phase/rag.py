@@ -24,6 +24,8 @@ from workloads.request import Phase, TokenIds
 # 300 documents of 4,000 tokens: 1.2 million tokens, twice what 80 GB hold of an 8B model's KV.
 POOL_DOCUMENTS = 300
 DOCUMENT_TOKENS = (2_000, 8_000)
+# The longest document, its heading and question, and the longest answer (four times its tenant's mean of 300).
+LONGEST_REQUEST_TOKENS = 10_000
 ZIPF_EXPONENT = 0.9
 # Words of the passage that the question repeats.
 CUE_TOKENS = 8

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import gc
-import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 
 from harness.engines.flags import EngineFlags
+from harness.engines.virtual.account import ENGINE, FRONT_END, LOOP, RECORDING, Account, Spent
 from harness.engines.virtual.clock import VirtualClock, vllm_reads
 from harness.engines.virtual.config import engine_config, pinned_environment
 from harness.engines.virtual.executor import DeviceState, StepTime, VirtualExecutor
 from harness.engines.virtual.frontend import FrontEnd
 from harness.engines.virtual.recorder import Recorder
 from harness.errors import RunFailed
+from patches.seam import adapter
 from workloads.request import Workload
 
 _NS = 1_000_000_000
@@ -33,7 +33,12 @@ Progress = Callable[[float, int], None]
 
 @dataclass(frozen=True, slots=True)
 class VirtualRun:
-    """What a run leaves behind."""
+    """What a run leaves behind; real times say nothing of the result.
+
+    Attributes:
+        upstream_s: real time in vLLM's schedule and update_from_output, patches' hooks included.
+        spent: where all of the real time went.
+    """
 
     tables: dict[str, pa.Table]
     schedule_digest: str
@@ -41,6 +46,7 @@ class VirtualRun:
     virtual_s: float
     wall_s: float
     upstream_s: float
+    spent: Spent
 
 
 class VirtualEngine:
@@ -89,31 +95,40 @@ class VirtualEngine:
         recorder = Recorder(workload, self.device.prefill_progress)
         recorder.watch(self.core.scheduler)
         self.device.on_step = recorder.on_step
-        upstream = Stopwatch(self.core.scheduler)
-        began = time.perf_counter()
+        account = self.device.account = Account()
         collecting = gc.isenabled()
         # vLLM frees its objects by reference count; a collection over millions of token ids buys nothing.
         gc.disable()
         try:
-            with pinned_environment(), vllm_reads(self.clock):
+            with ExitStack() as stack:
+                stack.enter_context(pinned_environment())
+                stack.enter_context(vllm_reads(self.clock))
+                stack.enter_context(account.watching(self.core.scheduler))
+                if adapter.active() is not None:
+                    stack.enter_context(account.sampling())
+                account.enter(FRONT_END)
                 front_end = FrontEnd(self.core, self.device, recorder, workload)
+                account.enter(LOOP)
                 self._loop(front_end, recorder, progress)
         finally:
             if collecting:
                 gc.enable()
-            upstream.detach()
+        account.enter(RECORDING)
+        tables, digest = recorder.tables(), recorder.schedule_digest()
+        spent = account.spent()
         return VirtualRun(
-            tables=recorder.tables(),
-            schedule_digest=recorder.schedule_digest(),
+            tables=tables,
+            schedule_digest=digest,
             steps=recorder.steps,
             virtual_s=self.clock.now_ns / _NS,
-            wall_s=time.perf_counter() - began,
-            upstream_s=upstream.seconds,
+            wall_s=spent.wall_s,
+            upstream_s=account.scheduler_and_patches_s,
+            spent=spent,
         )
 
     def _loop(self, front_end: FrontEnd, recorder: Recorder, progress: Progress | None) -> None:
         core, clock = self.core, self.clock
-        scheduler, step = core.scheduler, core.step_fn
+        scheduler, step, enter = core.scheduler, core.step_fn, self.device.account.enter
         idle_since_ns: int | None = None
         turns = 0
         while True:
@@ -124,8 +139,11 @@ class VirtualEngine:
                     return
                 clock.advance_to(upcoming)
                 continue
+            enter(ENGINE)
             outputs, executed = step()
+            enter(RECORDING)
             front_end.receive(outputs)
+            enter(LOOP)
             core.post_step(executed)
             if executed:
                 idle_since_ns = None
@@ -151,28 +169,3 @@ class VirtualEngine:
     def shutdown(self) -> None:
         """Release the engine."""
         self.core.shutdown()
-
-
-class Stopwatch:
-    """Real time spent inside the scheduler's schedule and update_from_output."""
-
-    def __init__(self, scheduler: Any) -> None:
-        self.seconds = 0.0
-        self._scheduler = scheduler
-        scheduler.schedule = self._timed(scheduler.schedule)
-        scheduler.update_from_output = self._timed(scheduler.update_from_output)
-
-    def _timed(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        now = time.perf_counter
-
-        def timed(*args: Any) -> Any:
-            start = now()
-            try:
-                return call(*args)
-            finally:
-                self.seconds += now() - start
-
-        return timed
-
-    def detach(self) -> None:
-        del self._scheduler.schedule, self._scheduler.update_from_output

@@ -15,7 +15,11 @@ from typing import Any, Protocol
 from vllm.v1.executor.abstract import Executor
 from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT, ModelRunnerOutput
 
+from harness.engines.virtual.account import EXECUTOR, RECORDING, Account
 from harness.engines.virtual.clock import VirtualClock
+
+# Asynchronous scheduling may run a step or two past a request's end; nobody reads those tokens.
+_PAST_THE_END = 2
 
 
 class StepTime(Protocol):
@@ -52,7 +56,13 @@ class Step:
 
 @dataclass(slots=True)
 class DeviceState:
-    """What the executor and the engine around it share."""
+    """What the executor and the engine around it share.
+
+    Attributes:
+        outputs: true output of each request that has not been scheduled yet.
+        live: (prompt tokens, true output and a little more) of each request that has.
+        prefill_progress: tokens computed of each request whose prefill was cut into chunks and goes on.
+    """
 
     clock: VirtualClock
     step_time: StepTime
@@ -60,10 +70,11 @@ class DeviceState:
     cpu_step_ns: int = 0
     slowdown: float = 1.0
     outputs: dict[str, list[int]] = field(default_factory=dict)
-    prompts: dict[str, int] = field(default_factory=dict)
+    live: dict[str, tuple[int, list[int]]] = field(default_factory=dict)
     prefill_progress: dict[str, int] = field(default_factory=dict)
     on_step: Callable[[Any, Step], None] | None = None
     free_ns: int = 0
+    account: Account = field(default_factory=Account)
 
 
 class _StepFuture(Future):  # type: ignore[type-arg]
@@ -85,6 +96,9 @@ def _resolved(value: Any) -> Any:
     future: Any = Future()
     future.set_result(value)
     return future
+
+
+_RESOLVED_NONE = _resolved(None)
 
 
 class VirtualExecutor(Executor):
@@ -159,63 +173,52 @@ class VirtualExecutor(Executor):
     # One step.
 
     def execute_model(self, scheduler_output: Any, non_block: bool = False) -> Any:
+        device = self.device
+        before = device.account.enter(EXECUTOR)
         for rid in scheduler_output.finished_req_ids:
-            self.device.outputs.pop(rid, None)
-            self.device.prompts.pop(rid, None)
-            self.device.prefill_progress.pop(rid, None)
+            device.outputs.pop(rid, None)
+            device.live.pop(rid, None)
+            device.prefill_progress.pop(rid, None)
         if scheduler_output.total_num_scheduled_tokens == 0:
-            if self.device.on_step is not None:
-                now = self.device.clock.now_ns
-                self.device.on_step(scheduler_output, Step(now, now, now, 0, 0, 0))
+            now = device.clock.now_ns
+            self._tell(scheduler_output, Step(now, now, now, 0, 0, 0))
+            device.account.enter(before)
             return _resolved(EMPTY_MODEL_RUNNER_OUTPUT) if non_block else EMPTY_MODEL_RUNNER_OUTPUT
         self._pending = self._submit(scheduler_output)
-        return _resolved(None) if non_block else None
+        device.account.enter(before)
+        return _RESOLVED_NONE if non_block else None
 
     def sample_tokens(self, grammar_output: Any, non_block: bool = False) -> Any:
         future, self._pending = self._pending, None
         return future if non_block else future.result()
 
+    def _tell(self, so: Any, step: Step) -> None:
+        device = self.device
+        if device.on_step is not None:
+            before = device.account.enter(RECORDING)
+            device.on_step(so, step)
+            device.account.enter(before)
+
     def _submit(self, so: Any) -> _StepFuture:
         device = self.device
-        prompts, outputs, progress = device.prompts, device.outputs, device.prefill_progress
-        tokens_of = so.num_scheduled_tokens
         prefills: list[tuple[int, int]] = []
         sampled: list[list[int]] = []
-        ids: list[str] = []
-        n_decode = context = 0
-
+        # Asked before new requests add to it: then it speaks of the cached ones alone.
+        cut = bool(device.prefill_progress)
+        self._new_requests(so, prefills, sampled)
+        new_tokens = sum(n for n, _ in prefills)
         cached = so.scheduled_cached_reqs
-        work = zip(cached.req_ids, cached.num_computed_tokens, cached.num_output_tokens, strict=True)
-        for new in so.scheduled_new_reqs:
-            known = new.prefill_token_ids if new.prefill_token_ids is not None else new.prompt_token_ids
-            rid = new.req_id
-            prompts[rid] = len(new.prompt_token_ids)
-            generated = len(known) - prompts[rid]
-            done, n = new.num_computed_tokens, tokens_of[rid]
-            ids.append(rid)
-            prefills.append((n, done))
-            if done + n < len(known):
-                progress[rid] = done + n
-                sampled.append([])
-            else:
-                sampled.append([outputs[rid][generated]])
-        for rid, done, generated in work:
-            n = tokens_of[rid]
-            ids.append(rid)
-            if done + n < prompts[rid] + generated:
-                prefills.append((n, done))
-                progress[rid] = done + n
-                sampled.append([])
-                continue
-            output = outputs[rid]
-            # Asynchronous scheduling may run one step past the end; nobody reads that token.
-            sampled.append([output[generated] if generated < len(output) else output[-1]])
-            if n == 1:
-                n_decode += 1
-                context += done + 1
-            else:
-                prefills.append((n, done))
-                progress.pop(rid, None)
+        n_cached = len(cached.req_ids)
+        if cut or cached.resumed_req_ids or so.total_num_scheduled_tokens - new_tokens != n_cached:
+            n_decode, context = self._cached_requests(so, prefills, sampled)
+        else:
+            # All of them decode one token, as in nearly every step.
+            live = device.live
+            tokens = zip(cached.req_ids, cached.num_output_tokens, strict=True)
+            sampled += [[live[rid][1][generated]] for rid, generated in tokens]
+            n_decode, context = n_cached, sum(cached.num_computed_tokens) + n_cached
+        ids = [new.req_id for new in so.scheduled_new_reqs]
+        ids += cached.req_ids
 
         clock = device.clock
         scheduled_ns = clock.now_ns
@@ -224,12 +227,54 @@ class VirtualExecutor(Executor):
         start_ns = max(clock.now_ns, device.free_ns)
         step_us = device.step_time.step_us(prefills, n_decode, context, len(ids)) * device.slowdown
         end_ns = device.free_ns = start_ns + round(step_us * 1000)
-        if device.on_step is not None:
-            prefill_tokens = so.total_num_scheduled_tokens - n_decode
-            device.on_step(so, Step(scheduled_ns, start_ns, end_ns, prefill_tokens, n_decode, len(ids)))
+        prefill_tokens = so.total_num_scheduled_tokens - n_decode
+        self._tell(so, Step(scheduled_ns, start_ns, end_ns, prefill_tokens, n_decode, len(ids)))
         output = ModelRunnerOutput(
             req_ids=ids,
-            req_id_to_index={rid: i for i, rid in enumerate(ids)},
+            req_id_to_index=dict(zip(ids, range(len(ids)), strict=True)),
             sampled_token_ids=sampled,
         )
         return _StepFuture(clock, end_ns, output)
+
+    def _new_requests(self, so: Any, prefills: list[tuple[int, int]], sampled: list[list[int]]) -> None:
+        """Requests whose KV cache begins with this step; a resumed one has tokens of its own already."""
+        device, tokens_of = self.device, so.num_scheduled_tokens
+        for new in so.scheduled_new_reqs:
+            known = new.prefill_token_ids if new.prefill_token_ids is not None else new.prompt_token_ids
+            rid, prompt = new.req_id, len(new.prompt_token_ids)
+            if rid not in device.live:
+                output = device.outputs[rid]
+                device.live[rid] = (prompt, output + output[-1:] * _PAST_THE_END)
+            done, n = new.num_computed_tokens, tokens_of[rid]
+            prefills.append((n, done))
+            if done + n < len(known):
+                device.prefill_progress[rid] = done + n
+                sampled.append([])
+            else:
+                sampled.append([device.live[rid][1][len(known) - prompt]])
+
+    def _cached_requests(
+        self, so: Any, prefills: list[tuple[int, int]], sampled: list[list[int]]
+    ) -> tuple[int, int]:
+        """Requests that were in a step before, some in prefill; (decodes, their contexts summed)."""
+        live, progress, tokens_of = self.device.live, self.device.prefill_progress, so.num_scheduled_tokens
+        cached = so.scheduled_cached_reqs
+        n_decode = context = 0
+        work = zip(cached.req_ids, cached.num_computed_tokens, cached.num_output_tokens, strict=True)
+        for rid, done, generated in work:
+            n = tokens_of[rid]
+            prompt, output = live[rid]
+            if done + n < prompt + generated:
+                prefills.append((n, done))
+                progress[rid] = done + n
+                sampled.append([])
+                continue
+            sampled.append([output[generated]])
+            if n == 1:
+                n_decode += 1
+                context += done + 1
+            else:
+                prefills.append((n, done))
+            if progress:
+                progress.pop(rid, None)
+        return n_decode, context

@@ -11,6 +11,12 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+from vllm.exceptions import GracefulHTTPError
+from vllm.sampling_params import SamplingParams
+from vllm.v1.engine import EngineCoreRequest, FinishReason
+from vllm.v1.engine.async_llm import AsyncLLM
+
+from harness.engines.virtual.account import ENGINE, FRONT_END
 from harness.engines.virtual.clock import VirtualClock
 from harness.engines.virtual.executor import DeviceState
 from harness.engines.virtual.recorder import Recorder, RequestState
@@ -24,9 +30,8 @@ class FrontEnd:
     """Open loop: send times are fixed in advance and never wait for a response."""
 
     def __init__(self, core: Any, device: DeviceState, recorder: Recorder, workload: Workload) -> None:
-        from vllm.v1.engine.async_llm import AsyncLLM
-
         self._core, self._device, self._recorder = core, device, recorder
+        self._enter_part = device.account.enter
         self._clock: VirtualClock = device.clock
         self._inbox: deque[Callable[[], None]] = deque()
         self._live: dict[str, RequestState] = {}
@@ -37,9 +42,17 @@ class FrontEnd:
         self.admission_stats = None
         self._queued_tokens = 0
         for request in workload.requests:
-            self._clock.at(request.intended_ns, lambda r=request: self._send(r))  # type: ignore[misc]
+            self._clock.at(request.intended_ns, self._counted(self._send, request))
             if request.cancel_ns is not None:
-                self._clock.at(request.cancel_ns, lambda r=request: self._cancel(r))  # type: ignore[misc]
+                self._clock.at(request.cancel_ns, self._counted(self._cancel, request))
+
+    def _counted(self, act: Callable[[PlannedRequest], None], planned: PlannedRequest) -> Callable[[], None]:
+        def action() -> None:
+            before = self._enter_part(FRONT_END)
+            act(planned)
+            self._enter_part(before)
+
+        return action
 
     # What upstream's admission asks for.
 
@@ -57,8 +70,6 @@ class FrontEnd:
     # Client side.
 
     def _send(self, planned: PlannedRequest) -> None:
-        from vllm.exceptions import GracefulHTTPError
-
         state = self._recorder.states[planned.request_id]
         state.sent_ns = self._clock.now_ns
         try:
@@ -85,9 +96,6 @@ class FrontEnd:
     # Engine side.
 
     def _enter(self, planned: PlannedRequest, arrival_s: float) -> None:
-        from vllm.sampling_params import SamplingParams
-        from vllm.v1.engine import EngineCoreRequest
-
         tenant = self._tenants[planned.tenant]
         self._device.outputs[planned.request_id] = planned.output.tolist()
         params = SamplingParams(
@@ -96,48 +104,56 @@ class FrontEnd:
             temperature=0.0,
             extra_args={"tenant": tenant.name, "tier": tenant.tier, "weight": tenant.weight},
         )
-        request, wave = self._core.preprocess_add_request(
-            EngineCoreRequest(
-                request_id=planned.request_id,
-                prompt_token_ids=planned.prompt.tolist(),
-                mm_features=None,
-                sampling_params=params,
-                pooling_params=None,
-                arrival_time=arrival_s,
-                lora_request=None,
-                cache_salt=None,
-                data_parallel_rank=None,
-                priority=tenant.priority,
-                session_id=planned.session or None,
-            )
+        sent = EngineCoreRequest(
+            request_id=planned.request_id,
+            prompt_token_ids=planned.prompt.tolist(),
+            mm_features=None,
+            sampling_params=params,
+            pooling_params=None,
+            arrival_time=arrival_s,
+            lora_request=None,
+            cache_salt=None,
+            data_parallel_rank=None,
+            priority=tenant.priority,
+            session_id=planned.session or None,
         )
-        self._core.add_request(request, wave)
+        self._enter_part(ENGINE)
+        self._core.add_request(*self._core.preprocess_add_request(sent))
+        self._enter_part(FRONT_END)
 
     def deliver(self) -> None:
         """Let in what has arrived, as the engine's loop does before each step."""
+        if not self._inbox:
+            return
+        before = self._enter_part(FRONT_END)
         while self._inbox:
             self._inbox.popleft()()
+        self._enter_part(before)
 
     def receive(self, outputs: dict[int, Any] | None) -> None:
         """Hand a step's outputs to the clients that still listen."""
         if not outputs:
             return
-        now_ns = self._clock.now_ns
+        now_ns, live = self._clock.now_ns, self._live
+        rows: list[int] = []
         for per_client in outputs.values():
             for output in per_client.outputs:
-                state = self._live.get(output.request_id)
+                state = live.get(output.request_id)
                 if state is None:
                     continue
-                if output.new_token_ids:
+                tokens = output.new_token_ids
+                if tokens:
                     if state.first_token_ns < 0:
                         self._queued_tokens -= len(state.planned.prompt)
-                    self._recorder.on_tokens(state, len(output.new_token_ids), now_ns)
+                        self._recorder.on_first_tokens(state, len(tokens), now_ns)
+                    rows.append(state.row)
+                    if len(tokens) > 1:
+                        rows += [state.row] * (len(tokens) - 1)
                 if output.finish_reason is not None:
                     self._end(state, output, now_ns)
+        self._recorder.on_tokens(rows, now_ns)
 
     def _end(self, state: RequestState, output: Any, now_ns: int) -> None:
-        from vllm.v1.engine import FinishReason
-
         del self._live[state.planned.request_id]
         if state.first_token_ns < 0:
             self._queued_tokens -= len(state.planned.prompt)

@@ -8,7 +8,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
+
+# Arrow loads these two when they are first needed, which would be at the end of every run.
+import pandas  # noqa: F401
 import pyarrow as pa
+import pyarrow.compute
 
 from harness.engines.virtual.executor import Step
 from harness.schema import arrow_schema
@@ -26,12 +31,10 @@ class RequestState:
     sent_ns: int = _NEVER
     scheduled_ns: int = _NEVER
     first_token_ns: int = _NEVER
-    last_token_ns: int = _NEVER
     end_ns: int = _NEVER
     first_chunk_tokens: int = 0
     prompt_tokens_counted: int = _NEVER
     cached_tokens: int = _NEVER
-    output_tokens: int = 0
     preemptions: int = 0
     recomputed_tokens: int = 0
     lost_tokens: int = 0
@@ -51,7 +54,9 @@ class Recorder:
         self._steps: dict[str, array[Any]] = {
             name: array("d" if name == "kv_usage" else "q") for name in arrow_schema("steps").names
         }
-        self._token_rows, self._token_ns = array("i"), array("q")
+        # The row of each token, and when how many tokens came.
+        self._token_rows = array("i")
+        self._batch_ns, self._batch_tokens = array("q"), array("q")
         self._events: list[tuple[int, str, int | None, float | None, str]] = []
         self._evicted = 0
         self.steps = 0
@@ -135,16 +140,17 @@ class Recorder:
             self.event(step.scheduled_ns, "resume", state.row, float(computed))
             state.lost_tokens = 0
 
-    def on_tokens(self, state: RequestState, count: int, now_ns: int) -> None:
-        """`count` tokens of a request reached its client."""
-        if state.first_token_ns == _NEVER:
-            state.first_token_ns = now_ns
-            state.first_chunk_tokens = count
-        state.last_token_ns = now_ns
-        state.output_tokens += count
-        for _ in range(count):
-            self._token_rows.append(state.row)
-            self._token_ns.append(now_ns)
+    def on_first_tokens(self, state: RequestState, count: int, now_ns: int) -> None:
+        """The first chunk of a request, `count` tokens, reached its client."""
+        state.first_token_ns = now_ns
+        state.first_chunk_tokens = count
+
+    def on_tokens(self, rows: list[int], now_ns: int) -> None:
+        """Tokens reached their clients; one row number for each, a request's own tokens in order."""
+        if rows:
+            self._token_rows.fromlist(rows)
+            self._batch_ns.append(now_ns)
+            self._batch_tokens.append(len(rows))
 
     def on_end(self, state: RequestState, status: str, reason: str, now_ns: int) -> None:
         """A request ended, one way or another; the first end counts."""
@@ -179,8 +185,17 @@ class Recorder:
             "events": self._event_table(),
         }
 
+    def _token_times(self) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]:
+        """Row and time of each token, in the order in which they came."""
+        times = np.repeat(np.asarray(self._batch_ns, np.int64), np.asarray(self._batch_tokens, np.int64))
+        return np.asarray(self._token_rows, np.int32), times
+
     def _requests(self) -> pa.Table:
         workload = self.workload
+        token_rows, token_ns = self._token_times()
+        counts = np.bincount(token_rows, minlength=len(self._by_row)).tolist()
+        last_ns = np.full(len(self._by_row), _NEVER, np.int64)
+        np.maximum.at(last_ns, token_rows, token_ns)
         tenants = {t.name: t for t in workload.tenants}
         measured = {p.number: p.measured for p in workload.phases}
         rows: list[dict[str, Any]] = []
@@ -203,7 +218,7 @@ class Recorder:
                     "scheduled_ns": _known(state.scheduled_ns),
                     "first_token_ns": _known(state.first_token_ns),
                     "first_output_ns": _known(state.first_token_ns),
-                    "last_token_ns": _known(state.last_token_ns),
+                    "last_token_ns": _known(int(last_ns[state.row])),
                     "end_ns": _known(state.end_ns),
                     "cancel_ns": planned.cancel_ns,
                     "first_chunk_tokens": state.first_chunk_tokens,
@@ -211,7 +226,7 @@ class Recorder:
                     "prompt_tokens_counted": _known(state.prompt_tokens_counted),
                     "cached_tokens": _known(state.cached_tokens),
                     "output_tokens_planned": len(planned.output),
-                    "output_tokens": state.output_tokens,
+                    "output_tokens": counts[state.row],
                     "preemptions": state.preemptions,
                     "recomputed_tokens": state.recomputed_tokens,
                     "status": state.status,
@@ -221,7 +236,7 @@ class Recorder:
         return pa.Table.from_pylist(rows, schema=arrow_schema("requests"))
 
     def _tokens(self) -> pa.Table:
-        rows, times = np.asarray(self._token_rows), np.asarray(self._token_ns)
+        rows, times = self._token_times()
         # The k-th token of a request is the k-th time its row occurs.
         order = np.argsort(rows, kind="stable")
         index = np.empty(len(rows), dtype=np.int32)
@@ -230,7 +245,7 @@ class Recorder:
             lengths = np.diff(np.r_[starts, len(rows)])
             index[order] = np.arange(len(rows)) - np.repeat(starts, lengths)
         return pa.table(
-            {"request": rows.astype(np.int32), "index": index, "t_ns": times.astype(np.int64)},
+            {"request": rows, "index": index, "t_ns": times},
             schema=arrow_schema("tokens"),
         )
 
