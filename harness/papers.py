@@ -44,6 +44,7 @@ class Reason(Paper):
 
     code: str = ""
     text: str = ""
+    fatal: bool | None = None
 
 
 class Hook(Paper):
@@ -80,9 +81,16 @@ class Assumed(Paper):
 
     name: str
     efficiency: FiniteFloat = 1.0
-    mixed_penalty: FiniteFloat = 1.0
+    mixed_penalty: FiniteFloat | None = None
     cpu_step_us: FiniteFloat | None = None
     kv_blocks: Count | None = None
+
+
+class LivePlan(Paper):
+    """What plan.json says of a live run."""
+
+    again: str = ""
+    again_of: str = ""
 
 
 class Plan(Paper):
@@ -95,6 +103,7 @@ class Plan(Paper):
     workload: Json = {}
     profile: Json = {}
     assumptions: Assumed | None = None
+    live: LivePlan | None = None
 
     @model_validator(mode="after")
     def _once(self) -> Plan:
@@ -178,6 +187,41 @@ class RunFacts(Paper):
     started: str | None = None
 
 
+class LiveModel(Paper):
+    """Which model was served."""
+
+    model_name: str
+
+
+class Server(Paper):
+    """How the server came up."""
+
+    start_s: FiniteFloat
+
+
+class Client(Paper):
+    """How late the client was."""
+
+    send_delay_ms_p99: FiniteFloat
+    read_delay_ms_p99: FiniteFloat
+
+
+class TelemetryFacts(Paper):
+    """What the engine's own notes cost, as a share of step time."""
+
+    overhead: FiniteFloat | None
+
+
+class Host(Paper):
+    """The machine, and its load averages before the run."""
+
+    cpu: str
+    cores: int
+    memory_bytes: int
+    kernel: str
+    load_before: Annotated[list[FiniteFloat], Field(min_length=1)]
+
+
 class Manifest(Paper):
     """manifest.json: one arm, one seed."""
 
@@ -198,6 +242,19 @@ class Manifest(Paper):
     command: list[str] = []
     validity: Validity = Validity()
     run_facts: RunFacts = RunFacts()
+    live: LiveModel | None = None
+    server: Server | None = None
+    client: Client | None = None
+    telemetry: TelemetryFacts | None = None
+    host: Host | None = None
+    gpu: Json | None = None
+
+    @model_validator(mode="after")
+    def _whole(self) -> Manifest:
+        parts = (self.live, self.server, self.client, self.telemetry, self.host, self.gpu)
+        if self.engine == "live" and None in parts:
+            raise ValueError("a live run names its model, server, client, telemetry, host and gpu")
+        return self
 
 
 class Receipt(Paper):

@@ -12,7 +12,7 @@ from rich.console import Console
 if TYPE_CHECKING:
     from harness.sensitivity import Choice
 
-ASSUME_HELP = "assumptions to try, comma separated (default: all): efficiency-15, efficiency+15, mixed-2x, cpu-2ms, kv-20, kv+20"
+ASSUME_HELP = "assumptions to try, comma separated (default: all): efficiency-15, efficiency+15, mixed-1x, mixed-2x, cpu-2ms, kv-20, kv+20"
 
 
 def register(app: typer.Typer) -> None:
@@ -34,8 +34,8 @@ def sensitivity(
 ) -> None:
     """Recompute a run's verdicts under other assumptions; one whose winner changes becomes undetermined.
 
-    Tried are a GPU 15% faster and slower, mixed steps whose attention takes twice as long, 2 ms of CPU time a
-    step, and 20% more and fewer KV blocks. The records go to RUN/sensitivity/; what is there is kept.
+    Tried are a GPU 15% faster and slower, mixed steps whose attention takes as long as that of their parts and twice as
+    long, 2 ms of CPU time a step, and 20% more and fewer KV blocks. The records go to RUN/sensitivity/; what is there is kept.
     """
     from harness.atomic import check_writable
     from harness.commands.run_cmd import split

@@ -43,12 +43,13 @@ class StepTimeModel:
         max_num_seqs: int | None = None,
         max_num_batched_tokens: int | None = None,
         captured: Sequence[int] | None = None,
-        mixed_penalty: float = 1.0,
+        mixed_penalty: float | None = None,
     ) -> None:
         """Limits default to the profile's stock flags; they decide which sizes are captured.
 
         `captured` overrides that choice: ascending token counts, or () for an eager engine.
-        `mixed_penalty` multiplies the attention of mixed steps (for sensitivity).
+        `mixed_penalty` makes the attention of a mixed step that multiple of what its prefill and its decodes
+        take alone, whatever the tables say (for sensitivity).
         """
         tables, domain = profile.tables, profile.domain
         seqs = max_num_seqs or int(profile.stock["max_num_seqs"])
@@ -71,9 +72,13 @@ class StepTimeModel:
         self._prefill = Grid2(tables.prefill.chunk, tables.prefill.kv, tables.prefill.us)
         self._decode = Grid2(tables.decode.n, tables.decode.ctx, tables.decode.us)
         mixed = tables.mixed
-        self._mixed = Grid4(mixed.chunk, mixed.kv, mixed.n, mixed.ctx, mixed.us) if mixed else None
+        # Without a grid, or with a penalty in its place, a mixed step is a multiple of its parts.
+        gridded = mixed is not None and mixed_penalty is None
+        self._mixed = (
+            Grid4(mixed.chunk, mixed.kv, mixed.n, mixed.ctx, mixed.us) if gridded and mixed else None
+        )
 
-        self._mixed_penalty = mixed_penalty
+        self._sum_factor = 1.0 if mixed_penalty is None else mixed_penalty
 
         self.steps = 0
         self.steps_outside = 0
@@ -150,15 +155,15 @@ class StepTimeModel:
         if n == 0:
             us = pieces * prefill.at(piece, max(kv, 0.0))
         elif self._mixed is None:
-            us = self._mixed_penalty * (pieces * prefill.at(piece, max(kv, 0.0)) + self._decode.at(n, ctx))
+            us = pieces * prefill.at(piece, max(kv, 0.0)) + self._decode.at(n, ctx)
         else:
-            us = self._mixed_penalty * self._mixed_us(piece, max(kv, 0.0), n, ctx)
+            us = self._mixed_us(piece, max(kv, 0.0), n, ctx)
             if pieces > 1:
                 us += (pieces - 1) * prefill.at(piece, max(kv, 0.0))
         if kv < 0.0:  # several short prompts: less work than one chunk of that size has by itself
             slope = (prefill.at(piece, SLOPE_KV_TOKENS) - prefill.at(piece, 0.0)) / SLOPE_KV_TOKENS
             us += pieces * kv * max(slope, 0.0)
-        return us
+        return us * self._sum_factor if n and self._mixed is None else us
 
     def _mixed_us(self, chunk: float, kv: float, n: int, ctx: float) -> float:
         grid = self._mixed

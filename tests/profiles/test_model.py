@@ -220,6 +220,16 @@ def test_without_a_mixed_table_parts_are_summed_and_flagged() -> None:
     assert unmeasured_shares(model) == {"any": 0.5, "mixed": 0.5}
 
 
+@pytest.mark.parametrize("penalty", [1.0, 2.0])
+def test_a_mixed_penalty_is_a_multiple_of_the_parts_and_leaves_other_steps_alone(penalty: float) -> None:
+    plain, model = model_of(NAMES[0]), StepTimeModel(load_profile(NAMES[0]), mixed_penalty=penalty)
+    for prefills in ([(512, 0)], [(64, 2048)], [(1024, 0), (300, 600)]):
+        alone = plain.attention_us(prefills, 0, 0) + plain.attention_us([], 64, 64 * 1000)
+        assert model.attention_us(prefills, 64, 64 * 1000) == pytest.approx(penalty * alone, rel=1e-2)
+        assert model.attention_us(prefills, 0, 0) == plain.attention_us(prefills, 0, 0)
+    assert model.step_us([], 64, 64 * 1000, 64) == plain.step_us([], 64, 64 * 1000, 64)
+
+
 def test_a_step_is_looked_up_fast(capsys: pytest.CaptureFixture[str]) -> None:
     model = model_of(NAMES[0])
     batches = {

@@ -37,6 +37,7 @@ def test_both_ends_of_every_range_are_tried(profile: Profile) -> None:
     assert made == {
         "efficiency-15": Assumptions("efficiency-15", efficiency=0.85),
         "efficiency+15": Assumptions("efficiency+15", efficiency=1.15),
+        "mixed-1x": Assumptions("mixed-1x", mixed_penalty=1.0),
         "mixed-2x": Assumptions("mixed-2x", mixed_penalty=2.0),
         "cpu-2ms": Assumptions("cpu-2ms", cpu_step_us=2000.0),
         "kv-20": Assumptions("kv-20", kv_blocks=2070),
@@ -55,7 +56,7 @@ def test_too_few_blocks_for_one_request_are_left_out_with_the_reason(plan: RunPl
     )
     made = prepare(tmp_path, replace(plan, profile=small), ["narrow"], "tuned", Choice())
     assert {part.assumptions.name for part, _ in made.runs} == {
-        "efficiency-15", "efficiency+15", "mixed-2x", "cpu-2ms", "kv+20",
+        "efficiency-15", "efficiency+15", "mixed-1x", "mixed-2x", "cpu-2ms", "kv+20",
     }  # fmt: skip
     assert made.left_out == {
         "kv-20": "1,760 KV blocks of 16 do not hold one request of 32,768 tokens, so vLLM would not start"
