@@ -24,6 +24,7 @@ _COMMANDS = (
     "patches_cmd",
     "workload_cmd",
     "trace_cmd",
+    "calibrate_cmd",
     "validate_cmd",
     "step_error_cmd",
     "capacity_cmd",

@@ -100,7 +100,7 @@ class Profile(Strict):
     beyond: list[str] = Field(
         default_factory=list, description="what the tables read beyond the sizes that were measured"
     )
-    dtype: Literal["bfloat16", "float16"] = Field("bfloat16", description="weights and KV cache")
+    dtype: Literal["bfloat16", "float16", "float32"] = Field("bfloat16", description="weights and KV cache")
     tensor_parallel: int = Field(1, ge=1, description="GPUs that share the model")
     layers: int = Field(gt=0, description="transformer layers; the tables hold one layer")
     block_size: int = Field(16, gt=0, description="tokens in a KV block")

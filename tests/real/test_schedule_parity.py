@@ -115,7 +115,7 @@ def trace(step_ns: int, seed: int = 3) -> Workload:
 def in_force(case: Case) -> Iterator[Callable[[], dict[str, Any]]]:
     """The case's patches and runner, for engines built and run meanwhile; the value tells which hooks fired."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(config._PINNED, "VLLM_USE_V2_MODEL_RUNNER", str(int(case.v2)))
+        patch.setitem(config.PINNED, "VLLM_USE_V2_MODEL_RUNNER", str(int(case.v2)))
         installation = install(resolve(case.patches)) if case.patches else None
         try:
             yield lambda: installation.receipt()["hooks"] if installation is not None else {}

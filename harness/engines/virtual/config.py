@@ -12,7 +12,7 @@ from harness import vllm_env
 from harness.engines.flags import EngineFlags
 
 # What the process environment says while an engine is built and run.
-_PINNED = {
+PINNED = {
     # GPUs run Model Runner V2 by default; the CPU wheel, without Triton, falls back to V1. The scheduler
     # behaves differently under the two, so it is told what the profile's GPU would say.
     "VLLM_USE_V2_MODEL_RUNNER": "1",
@@ -30,8 +30,8 @@ def pinned_environment() -> Iterator[None]:
     from vllm import envs
 
     envs.disable_envs_cache()
-    before = {name: os.environ.get(name) for name in _PINNED}
-    os.environ.update(_PINNED)
+    before = {name: os.environ.get(name) for name in PINNED}
+    os.environ.update(PINNED)
     try:
         yield
     finally:

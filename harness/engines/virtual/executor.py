@@ -2,7 +2,8 @@
 
 vLLM accepts a class as `distributed_executor_backend`; everything above the executor is vLLM's own.
 The tokens come from each request's true output, which the workload carries, so that speculation is
-verified against real content.
+verified against real content. Which clock it lives on is its device's affair: the virtual engine's moves
+when it is asked to, the emulated engine's (`harness.engines.emulated`) is the real one, on which it sleeps.
 """
 
 from __future__ import annotations
@@ -16,10 +17,20 @@ from vllm.v1.executor.abstract import Executor
 from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT, ModelRunnerOutput
 
 from harness.engines.virtual.account import EXECUTOR, RECORDING, Account
-from harness.engines.virtual.clock import VirtualClock
 
 # Asynchronous scheduling may run a step or two past a request's end; nobody reads those tokens.
 _PAST_THE_END = 2
+
+
+class Clock(Protocol):
+    """What the executor needs of a clock."""
+
+    @property
+    def now_ns(self) -> int:
+        """The time, ns."""
+
+    def advance_to(self, t_ns: int) -> None:
+        """Return when it is `t_ns`, or later."""
 
 
 class StepTime(Protocol):
@@ -64,7 +75,7 @@ class DeviceState:
         prefill_progress: tokens computed of each request whose prefill was cut into chunks and goes on.
     """
 
-    clock: VirtualClock
+    clock: Clock
     step_time: StepTime
     kv_blocks: int
     cpu_step_ns: int = 0
@@ -78,9 +89,9 @@ class DeviceState:
 
 
 class _StepFuture(Future):  # type: ignore[type-arg]
-    """Resolves when the clock reaches its deadline; asking for the result is what moves the clock."""
+    """Resolves when the clock reaches its deadline; asking for the result moves the clock, or waits."""
 
-    def __init__(self, clock: VirtualClock, deadline_ns: int, value: Any) -> None:
+    def __init__(self, clock: Clock, deadline_ns: int, value: Any) -> None:
         super().__init__()
         self._clock, self._deadline_ns, self._value = clock, deadline_ns, value
 
@@ -243,7 +254,7 @@ class VirtualExecutor(Executor):
             known = new.prefill_token_ids if new.prefill_token_ids is not None else new.prompt_token_ids
             rid, prompt = new.req_id, len(new.prompt_token_ids)
             if rid not in device.live:
-                output = device.outputs[rid]
+                output = self._true_output(new)
                 device.live[rid] = (prompt, output + output[-1:] * _PAST_THE_END)
             done, n = new.num_computed_tokens, tokens_of[rid]
             prefills.append((n, done))
@@ -252,6 +263,10 @@ class VirtualExecutor(Executor):
                 sampled.append([])
             else:
                 sampled.append([device.live[rid][1][len(known) - prompt]])
+
+    def _true_output(self, new: Any) -> list[int]:
+        """Tokens that a request which is scheduled for the first time will produce, one or more."""
+        return self.device.outputs[new.req_id]
 
     def _cached_requests(
         self, so: Any, prefills: list[tuple[int, int]], sampled: list[list[int]]

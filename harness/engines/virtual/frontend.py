@@ -32,7 +32,9 @@ class FrontEnd:
     def __init__(self, core: Any, device: DeviceState, recorder: Recorder, workload: Workload) -> None:
         self._core, self._device, self._recorder = core, device, recorder
         self._enter_part = device.account.enter
-        self._clock: VirtualClock = device.clock
+        # The only clock that lets things happen at their times.
+        assert isinstance(device.clock, VirtualClock)
+        self._clock = device.clock
         self._inbox: deque[Callable[[], None]] = deque()
         self._live: dict[str, RequestState] = {}
         self._tenants = {t.name: t for t in workload.tenants}
