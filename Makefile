@@ -22,7 +22,7 @@ BIN := .venv/bin
 CODE := patches harness workloads reports scripts tests
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo nightly test check fix clean
+.PHONY: help setup demo nightly test test-live check fix clean
 
 help:
 	@sed -n 's/^# \{0,1\}//p' Makefile
@@ -48,7 +48,11 @@ check: setup
 	$(BIN)/python scripts/patch_docs.py --check
 
 test: check
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile $(PYTEST_ARGS)
+
+# Real servers, one at a time; on a machine that does nothing else.
+test-live: setup
+	$(BIN)/python -m pytest -m live tests/live $(PYTEST_ARGS)
 
 fix: setup
 	$(BIN)/ruff check --fix $(CODE)

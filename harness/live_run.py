@@ -32,7 +32,8 @@ def execute(plan: RunPlan, run_dir: Path, command: list[str], console: Console) 
 
     prepare(plan, run_dir)
     names = [arm.name for arm in plan.arms]
-    tasks = interleaved(names, plan.seeds, plan.sha256)
+    sha256 = plan.sha256
+    tasks = interleaved(names, plan.seeds, sha256)
     todo = [(arm, seed) for arm, seed in tasks if not is_complete(run_dir / arm / f"seed-{seed}")]
     done, total = len(tasks) - len(todo), len(tasks)
     if done:
@@ -46,7 +47,7 @@ def execute(plan: RunPlan, run_dir: Path, command: list[str], console: Console) 
             if seed not in workloads:
                 # Tasks come by seed: older traces are not needed again.
                 workloads = {seed: build_workload(plan, seed)}
-            failure = _task(plan, arm, seed, workloads[seed], run_dir, command, shown.on)
+            failure = _task(plan, arm, seed, workloads[seed], run_dir, command, sha256, shown.on)
             if failure is not None:
                 failed.append(f"{arm} seed {seed}: {failure.text}")
     return failed
@@ -74,6 +75,7 @@ def _task(
     workload: Workload,
     run_dir: Path,
     command: list[str],
+    plan_sha256: str,
     on: Callable[[Mapping[str, Any]], None],
 ) -> Failure | None:
     from harness.engines.live.task import run_task
@@ -93,6 +95,7 @@ def _task(
             command,
             lambda at_s, ended, _: tell("progress", virtual_s=max(at_s, 0.0), ended=ended),
             lambda text: tell("note", text=text),
+            plan_sha256,
         )
     except (RunFailed, UserError) as error:
         failure = Failure(str(getattr(error, "code", _OTHER)), str(error))

@@ -13,9 +13,9 @@ from harness.live_plan import AGAIN, LiveSettings, Machine
 
 Say = Callable[[str], None]
 
-# Five phases of 24 s, a fifth of the tokens: with a server for each of three arms and one arm twice, a run of one seed
+# Five phases of 24 s, and tokens enough for a system prompt to fill a block: with a server for each of three arms and one arm twice, a run of one seed
 # takes some 12 minutes on two quiet cores.
-CPU_TIME_SCALE, CPU_LENGTH_SCALE = 0.4, 0.2
+CPU_TIME_SCALE, CPU_LENGTH_SCALE = 0.4, 0.15
 
 
 @dataclass(frozen=True, slots=True)

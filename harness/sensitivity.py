@@ -61,6 +61,10 @@ def planned(run_dir: Path, choice: Choice) -> RunPlan:
             does not have.
     """
     plan = plans.read(run_dir)
+    if plan.live is not None:
+        raise UserError(
+            f"{run_dir} ran live: its figures assume nothing of step times, so there is nothing to recompute"
+        )
     variations(plan.step_profile, choice.assume)
     if choice.seeds > len(plan.seeds):
         raise UserError(f"--seeds {choice.seeds}: the run {run_dir} has {len(plan.seeds)}")

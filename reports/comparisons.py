@@ -47,6 +47,11 @@ def compare_arms(arms: Sequence[Arm]) -> list[Json]:
                 if arm.name in BASELINES and not scope.everybody:
                     continue
                 for metric in compared(scope):
+                    # some figures only live runs on a GPU have
+                    if metric not in arm.estimates[scope] or metric not in base.estimates.get(
+                        scope, {metric}
+                    ):
+                        continue
                     labels.append((arm.name, name, scope, metric))
                     differences.append(compare_one(arm, base, scope, metric))
     results = outcomes(differences, [METRICS[metric].better for *_, metric in labels])

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import numpy as np
 
+from harness.failures import Failure
 from harness.metrics.evaluate import Estimates, evaluate
 from harness.metrics.pool import pool_of, windows_of
 from harness.metrics.scope import Scope, scopes_of
@@ -51,7 +53,7 @@ def evaluated(
     name: str,
     plan: Json,
     records: tuple[ArmRecord, ...],
-    missing: Sequence[int] = (),
+    missing: Mapping[int, Failure | None] = MappingProxyType({}),
     scopes: Sequence[Scope] | None = None,
     replicates: int = REPLICATES,
 ) -> EvaluatedArm:
@@ -66,7 +68,9 @@ def evaluated(
     """
     reasons = [
         Reason("missing", f"seed {seed} has not been run to its end: run the same command again", True)
-        for seed in missing
+        if failure is None
+        else Reason(failure.code, f"seed {seed} failed: {failure.text}", True)
+        for seed, failure in missing.items()
     ]
     if not records:
         return EvaluatedArm(name, plan, records, {}, tuple(reasons))

@@ -42,6 +42,15 @@ NOT_MODELLED: tuple[str, ...] = (
 )
 
 
+NOT_TOLD_LIVE: tuple[str, ...] = (
+    "What another machine, another model or other lengths would show: rates and targets were fitted to this machine.",
+    "The network: client and server share a host, over loopback.",
+    "The text of the answers: a request ends at its planned length, whatever the model writes.",
+    "What only a GPU shows, where the server ran on a CPU: steps there are longer, are scheduled one after another, and "
+    '"GPU time" is the time in which the engine computed them.',
+)
+
+
 @dataclass(frozen=True, slots=True)
 class PatchFacts:
     """What the report says of one patch; empty texts where its module cannot be read."""
@@ -177,7 +186,12 @@ def run_reasons(view: RunView) -> list[str]:
 
 
 def not_modelled(view: RunView) -> list[str]:
-    """What the step times leave out: the profile's own list if the manifest carries one, then the common one."""
+    """What the step times leave out: the profile's own list if the manifest carries one, then the common one.
+
+    Of a live run, what its figures do not tell.
+    """
+    if not _virtual(view):
+        return list(NOT_TOLD_LIVE)
     own = view.manifest.get("profile", {}).get("not_modelled", ())
     own = [own] if isinstance(own, str) else list(own)
     return [*map(str, own), *NOT_MODELLED]
@@ -211,20 +225,17 @@ def intro(view: RunView) -> str:
         f"The workload {workload.get('name') or view.plan.get('workload', {}).get('name', '')}",
         f"({len(view.tenants)} tenants, phases {phases}"
         + (f", {requests} requests a seed)" if requests else ")"),
-        f"was replayed through the real scheduler and KV cache manager of vLLM {_version(view)}"
-        + (
-            " on a virtual clock, without a GPU; step times come from the profile"
-            if _virtual(view)
-            else " on"
-        ),
-        f"{profile_name(view)}.",
+        f"was replayed through the real scheduler and KV cache manager of vLLM {_version(view)} on a virtual clock, "
+        f"without a GPU; step times come from the profile {profile_name(view)}."
+        if _virtual(view)
+        else f"was sent to a real server of vLLM {_version(view)}, open loop over HTTP, on {profile_name(view)}.",
         f"Every arm saw the same trace, once for each of {len(seeds)} seed{'s' * (len(seeds) != 1)}.",
     ]
     judged = [arm.name for arm in view.candidates]
     if judged:
         parts.append(
             f"{', '.join(judged)} {'is' if len(judged) == 1 else 'are'} compared with stock (vLLM's defaults on "
-            "that GPU) and with tuned (upstream's own best flags for this traffic)."
+            f"that {'GPU' if _virtual(view) else 'machine'}) and with tuned (upstream's own best flags for this traffic)."
         )
     return " ".join(parts)
 

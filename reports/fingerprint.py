@@ -22,6 +22,7 @@ from harness.records import PLAN
 _ROOT = Path(harness.__file__).parent.parent
 _SOURCES = (
     "harness/assumptions.py",
+    "harness/failures.py",
     "harness/metrics/*.py",
     "harness/stats/*.py",
     "harness/papers.py",
@@ -29,6 +30,8 @@ _SOURCES = (
     "harness/schema.py",
     "reports/comparisons.py",
     "reports/evaluated.py",
+    "reports/live.py",
+    "reports/noise.py",
     "reports/sensitivity.py",
     "reports/summary.py",
     "reports/unmeasured.py",
@@ -64,7 +67,13 @@ def _digest(inputs: str, body: bytes) -> str:
 
 
 def _record_lines(run_dir: Path) -> Iterator[str]:
-    patterns = ("*/seed-*/*", f"{FOLDER}/*/{PLAN}", f"{FOLDER}/{LEFT_OUT}", f"{FOLDER}/*/*/seed-*/*")
+    patterns = (
+        "*/seed-*/*",
+        f"{FOLDER}/*/{PLAN}",
+        f"{FOLDER}/{LEFT_OUT}",
+        f"{FOLDER}/*/*/seed-*/*",
+        "logs/*.failed.json",
+    )
     for path in sorted(path for pattern in patterns for path in run_dir.glob(pattern)):
         facts = path.stat()
         yield f"{path.relative_to(run_dir)} {facts.st_size} {facts.st_mtime_ns}"

@@ -13,7 +13,7 @@ from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
 from harness.metrics.registry import METRICS
-from reports import facts, figures, robustness, tables
+from reports import facts, figures, live, robustness, tables
 from reports.view import BASELINES, RunView
 from reports.wording import MISSING, SYMBOLS, VERDICTS, change_interval, metric_label
 
@@ -70,15 +70,17 @@ def render(view: RunView) -> str:
         arm_index={arm.name: i for i, arm in enumerate(view.arms)},
         definitions=METRICS.values(),
         better_way=facts.better_way,
-        verdict_rules=(*facts.VERDICT_RULES, *robustness.RULES),
+        verdict_rules=(*facts.VERDICT_RULES, *robustness.rules(view)),
         remarks=lambda arm: robustness.remarks(view, arm),
         profile_lines=robustness.profile_lines(view),
+        profile_title=robustness.profile_title(view),
+        live=live.is_live(view),
         status=lambda arm, baseline: robustness.status(view, arm, baseline),
         assumptions=robustness.assumptions(view),
         recomputed_baseline=robustness.baseline_of(view),
         recomputed=lambda arm: robustness.table(view, arm),
         untried=robustness.untried(view),
-        not_recomputed=robustness.NOT_RECOMPUTED,
+        not_recomputed=robustness.not_recomputed(view),
         cell_text=robustness.text_of,
         cell_title=robustness.title_of,
         slo_factor=view.manifest.get("workload", {}).get("slo_factor"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from reports import facts, robustness, tables
+from reports import facts, live, robustness, tables
 from reports.view import BASELINES, Arm, RunView
 from reports.wording import FEW_SAMPLES, SYMBOLS, VERDICTS, Value, change_interval
 
@@ -135,7 +135,9 @@ def _recomputed(view: RunView) -> list[str]:
     assumed = robustness.assumptions(view)
     if not assumed:
         return (
-            [] if not view.candidates else ["### Under other assumptions", escape(robustness.NOT_RECOMPUTED)]
+            []
+            if not view.candidates or live.is_live(view)
+            else ["### Under other assumptions", escape(robustness.NOT_RECOMPUTED)]
         )
     head = ("metric", "where", "verdict", "change", "same seeds", *(escape(one["label"]) for one in assumed))
     parts = ["### Under other assumptions"]

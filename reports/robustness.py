@@ -6,11 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from reports import tables, unmeasured
+from reports import live, tables, unmeasured
 from reports.view import Arm, Cell, Comparison, RunView
 from reports.wording import MISSING, SYMBOLS, change
 
 NOT_RECOMPUTED = "Not recomputed under other assumptions: bench sensitivity RUN"
+_LIVE = "A live run assumes nothing of step times, so there is nothing to recompute"
 ERROR_UNKNOWN = "the error of this profile is not known: no measured run"
 RULES: tuple[str, ...] = (
     "A verdict has to survive an error of the profile. It is recomputed on fewer seeds under each of the other "
@@ -44,6 +45,23 @@ class Recomputed:
 def assumptions(view: RunView) -> list[Mapping[str, Any]]:
     """The assumptions that were tried: name, label, clause and seeds of each."""
     return list(view.recomputed["assumptions"]) if view.recomputed else []
+
+
+def not_recomputed(view: RunView) -> str:
+    """Why there is no table of other assumptions, and what would make one."""
+    return _LIVE if live.is_live(view) else NOT_RECOMPUTED
+
+
+def profile_title(view: RunView) -> str:
+    """What `profile_lines` are about."""
+    if live.is_live(view):
+        return "Who served, and how the run was conducted"
+    return "Where the step times come from, and how far off they are known to be"
+
+
+def rules(view: RunView) -> tuple[str, ...]:
+    """How verdicts are made, beyond what the data say."""
+    return (f"{live.STATUS}.",) if live.is_live(view) else RULES
 
 
 def baseline_of(view: RunView) -> str:
@@ -96,6 +114,8 @@ def _of(view: RunView, arm: Arm) -> list[Comparison]:
 def status(view: RunView, arm: Arm, baseline: str) -> str:
     """One sentence beside the verdicts of an arm against a baseline: whether they were recomputed."""
     found = view.recomputed
+    if live.is_live(view):
+        return live.status(view)
     if found is None:
         return f"{NOT_RECOMPUTED}."
     if baseline != found["baseline"]:
@@ -177,7 +197,12 @@ def _worst(view: RunView, arm: str, field: str) -> dict[str, float]:
 
 
 def profile_lines(view: RunView) -> list[str]:
-    """The profile that all step times come from, and how far off it is known to be; a line each."""
+    """The profile that all step times come from, and how far off it is known to be; a line each.
+
+    Of a live run: who served, how it was conducted, and its noise.
+    """
+    if live.is_live(view):
+        return live.lines(view)
     profile = view.profile
     if not profile:
         return []

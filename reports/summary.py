@@ -12,18 +12,22 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from harness import failures
 from harness.atomic import write_json
 from harness.errors import RunFailed, UserError
+from harness.failures import Failure
 from harness.metrics.registry import METRICS
 from harness.metrics.scope import Scope, phases_text
 from harness.metrics.validity import Reason, hits
 from harness.papers import Json
 from harness.records import SUMMARY, RunRecord, load_run, read_plan
 from harness.stats.bootstrap import Estimate
-from reports import sensitivity, unmeasured
+from reports import live, sensitivity, unmeasured
 from reports.comparisons import compare_arms
 from reports.evaluated import EvaluatedArm, evaluated
 from reports.fingerprint import inputs_digest, is_current, stamped
+from reports.noise import cap as cap_by_noise
+from reports.noise import noise
 
 SIGNIFICANT_DIGITS = 6
 
@@ -74,15 +78,19 @@ def build_summary(run_dir: Path) -> Json:
     run = load_run(run_dir)
     if not any(run.arms.values()):
         raise UserError(f"{run_dir} holds no finished arm yet: run the same `bench run` command again")
-    missing: dict[str, list[int]] = {}
+    missing: dict[str, dict[int, Failure | None]] = {}
     for arm, seed in run.missing:
-        missing.setdefault(arm, []).append(seed)
+        missing.setdefault(arm, {})[seed] = failures.read(run_dir, arm, seed)
     arms = [
-        evaluated(name, plan, run.arms[name], missing.get(name, ()))
+        evaluated(name, plan, run.arms[name], missing.get(name, {}))
         for name, plan in zip(run.arms, run.plan["arms"], strict=True)
     ]
     reasons = _run_reasons(run, arms)
-    rows = unmeasured.cap(compare_arms(arms), {arm.name: arm.worst_shares("unmeasured") for arm in arms})
+    again = str(run.plan.get("live", {}).get("again", ""))
+    judged = [arm for arm in arms if arm.name != again]
+    rows = unmeasured.cap(compare_arms(judged), {arm.name: arm.worst_shares("unmeasured") for arm in arms})
+    if again:
+        rows = cap_by_noise(rows, arms, again, str(run.plan["live"].get("again_of", "")))
     rows, recomputed = sensitivity.judge(run_dir, arms, rows)
     summary = {
         "schema": 1,
@@ -92,10 +100,21 @@ def build_summary(run_dir: Path) -> Json:
         "arms": [_arm_json(arm) for arm in arms],
         "comparisons": rows,
         "profile": _profile(run),
+        **_live(run, arms),
         **({} if recomputed is None else {"sensitivity": recomputed}),
         "run_facts": _run_facts(run),
     }
     return stamped(_rounded(summary), inputs)
+
+
+def _live(run: RunRecord, arms: Sequence[EvaluatedArm]) -> Json:
+    """Of a live run: who served, how it was conducted, and its noise."""
+    if "live" not in run.plan:
+        return {}
+    again, of = (str(run.plan["live"].get(key, "")) for key in ("again", "again_of"))
+    records = [record for arm in run.arms.values() for record in arm]
+    facts = {**live.facts_of(records), "vllm": records[0].manifest["versions"].get("vllm", "")}
+    return {"live": {**facts, "noise": noise(arms, again, of) if again else None}}
 
 
 def _run_reasons(run: RunRecord, arms: Sequence[EvaluatedArm]) -> list[Reason]:

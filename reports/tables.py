@@ -29,6 +29,7 @@ HEADLINES: tuple[tuple[str, str], ...] = (
     ("preemptions", "all"),
     ("rejected", "all"),
     ("gpu_s_per_1k_tokens", "all"),
+    ("joules_per_output_token", "all"),
 )
 # "Phase 1 must not get worse": always shown, whatever the verdict.
 GUARD: tuple[tuple[str, str], ...] = (

@@ -191,8 +191,13 @@ class RunView:
 
     @property
     def candidates(self) -> tuple[Arm, ...]:
-        """The arms that are judged: all but the two baselines."""
-        return tuple(a for a in self.arms if a.name not in BASELINES)
+        """The arms that are judged: all but the two baselines, and a baseline's repetition."""
+        return tuple(a for a in self.arms if a.name not in (*BASELINES, self._again))
+
+    @property
+    def _again(self) -> str:
+        noise = (self.summary.get("live") or {}).get("noise") or {}
+        return str(noise.get("again", ""))
 
     def arm(self, name: str) -> Arm | None:
         """The arm of that name, or None."""

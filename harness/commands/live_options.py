@@ -28,7 +28,7 @@ TimeScale = Annotated[
 LengthScale = Annotated[
     float | None,
     typer.Option(
-        help="factor on prompt and output lengths (default 1; live on a CPU 0.2)",
+        help="factor on prompt and output lengths (default 1; live on a CPU 0.15)",
         min=0.001,
         show_default=False,
     ),

@@ -174,6 +174,12 @@ def run(
             model, tuple(vllm_flag or ()), warmup_s, aa, recalibrate, tensor_parallel or 1
         )
         settings, machine = live_setup.settle(wanted, length_scale, lambda text: say(console, text))
+        if kv_blocks is not None:
+            raise UserError("--kv-blocks is of a virtual run; a server's KV cache is as large as it says")
+        if machine is not None and profile != DEFAULT_PROFILE:
+            raise UserError(
+                "--profile is of a GPU, and the vLLM installed here is the one for CPUs; leave it out"
+            )
     # With a GPU and a live engine the profile gives flags and rates, and the model is what is served.
     loaded: Profile | Machine = machine or load_profile(
         profile, None if live else model, None if live else tensor_parallel, kv_blocks

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from harness.metrics.pool import View
+from harness.metrics.pool import Pool, View
 from harness.stats.measures import Measure, Nothing, Percentile
 
 Better = Literal["lower", "higher", "neither"]
@@ -25,6 +25,7 @@ class Metric:
         time_only: belongs to the whole server, so it exists for scopes of time alone, not for tenants.
         latency: measured on served requests only, so two arms that served different shares of the
             offered load cannot be ranked by it.
+        known: whether an arm has what it takes; None where every arm does.
     """
 
     name: str
@@ -34,6 +35,7 @@ class Metric:
     measure: Callable[[View], Measure]
     time_only: bool = False
     latency: bool = False
+    known: Callable[[Pool], bool] | None = None
 
     def __post_init__(self) -> None:
         if not self.definition.endswith("."):

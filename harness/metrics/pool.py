@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from harness.errors import UserError
-from harness.metrics import derive, fairness_windows
+from harness.metrics import derive, energy, fairness_windows
 from harness.metrics.scope import Scope
 from harness.records import ArmRecord
 from harness.stats.blocks import BlockGrid, Window
@@ -49,6 +49,8 @@ class Pool:
         step_values: per-step arrays in windows, with `step_blocks`.
         tokens: output tokens received, shape (tenants, blocks).
         busy_ns: GPU-busy time, shape (blocks,).
+        joules: energy of the GPUs, shape (blocks,); None where nothing sampled them.
+        no_joules: why the energy is not valid; empty where it is.
         jain: fairness of each 5 s window that has two backlogged tenants, with `jain_blocks`.
         second_tokens: tokens received in each second of each window, with its length and block.
     """
@@ -66,6 +68,8 @@ class Pool:
     step_blocks: Ints
     tokens: Floats
     busy_ns: Floats
+    joules: Floats | None
+    no_joules: str
     jain: Floats
     jain_blocks: Ints
     peak: fairness_windows.Seconds
@@ -133,6 +137,7 @@ def pool_of(records: Sequence[ArmRecord]) -> Pool:
         seconds.append(fairness_windows.seconds_of(chunks, grid, seed))
         base += int(counted.sum())
 
+    joules, no_joules = energy.joules_by_block([record.path for record in records], grid)
     table = pd.concat(rows, ignore_index=True)
     step = pd.concat(steps, ignore_index=True)
     numeric = {name: table[name].to_numpy(np.float64) for name in table.columns}
@@ -157,6 +162,8 @@ def pool_of(records: Sequence[ArmRecord]) -> Pool:
         step_blocks=np.concatenate(step_blocks),
         tokens=tokens,
         busy_ns=busy,
+        joules=joules,
+        no_joules=no_joules,
         jain=np.concatenate([fair for fair, _ in jain]),
         jain_blocks=np.concatenate([block for _, block in jain]),
         peak=fairness_windows.Seconds.joined(seconds),

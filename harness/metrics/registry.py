@@ -46,6 +46,7 @@ _SERVER = (
     "kv_usage_p99",
     "step_ms_p50",
     "gpu_s_per_1k_tokens",
+    "joules_per_output_token",
 )
 _GROUP = ("ttft_ms_p50", "ttft_ms_p90", "ttft_ms_p99", "tpot_ms_p99", "slo_attainment", "output_tok_per_s")
 _GROUP_IN_PHASE = ("ttft_ms_p90", "ttft_ms_p99", "slo_attainment")

@@ -32,7 +32,11 @@ def check_record(record: ArmRecord) -> list[Reason]:
     where = f"seed {record.seed}"
     said = record.manifest.get("validity", {"valid": True, "reasons": []})
     reasons = [
-        Reason(str(r.get("code", "invalid")), f"{where}: {r.get('text', '')}", not said.get("valid", True))
+        Reason(
+            str(r.get("code", "invalid")),
+            f"{where}: {r.get('text', '')}",
+            bool(r.get("fatal", not said.get("valid", True))),
+        )
         for r in said.get("reasons", [])
         # counted over all seeds, below
         if r.get("code") != "never_fired"

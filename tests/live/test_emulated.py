@@ -62,6 +62,7 @@ def emulated(tmp_path_factory: pytest.TempPathFactory) -> EmulatedRun:
 
 
 @pytest.mark.slow
+@pytest.mark.live
 class TestOneServer:
     """The same small trace on both engines."""
 

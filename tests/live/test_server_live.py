@@ -45,6 +45,9 @@ KV_CACHE_BYTES = 2**28
 KEY = "Authorization"
 
 
+pytestmark = pytest.mark.live
+
+
 @pytest.fixture(scope="module")
 def small_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return served_model.make_small_llama(tmp_path_factory.mktemp("small-llama") / "small-llama")

@@ -47,6 +47,7 @@ def served(root: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[s
 
 
 @pytest.mark.slow
+@pytest.mark.live
 def test_a_spawned_engine_writes_and_a_killed_one_leaves_it(served: tuple[dict[str, Any], Telemetry]) -> None:
     told, telemetry = served
     assert telemetry.faults == ()
@@ -59,6 +60,7 @@ def test_a_spawned_engine_writes_and_a_killed_one_leaves_it(served: tuple[dict[s
 
 
 @pytest.mark.slow
+@pytest.mark.live
 def test_steps_are_on_the_runs_clock(served: tuple[dict[str, Any], Telemetry]) -> None:
     told, telemetry = served
     part = telemetry.window(told["began_ns"] - 1000, told["ended_ns"] - 1000)
@@ -75,6 +77,7 @@ def test_steps_are_on_the_runs_clock(served: tuple[dict[str, Any], Telemetry]) -
 
 
 @pytest.mark.slow
+@pytest.mark.live
 def test_requests_are_those_of_the_client(served: tuple[dict[str, Any], Telemetry]) -> None:
     _, telemetry = served
     joined = join(telemetry, [f"r{i}" for i in range(8)])
@@ -91,6 +94,7 @@ def test_requests_are_those_of_the_client(served: tuple[dict[str, Any], Telemetr
 
 
 @pytest.mark.slow
+@pytest.mark.live
 def test_the_servers_own_counters_agree(served: tuple[dict[str, Any], Telemetry]) -> None:
     told, telemetry = served
     metrics = Metrics(
@@ -131,6 +135,7 @@ print(child)
 
 
 @pytest.mark.slow
+@pytest.mark.live
 def test_a_forked_engine_writes_under_its_own_pid(root: Path, tmp_path: Path) -> None:
     done = run(root, "-c", FORK, PATCHBENCH_TELEMETRY=str(tmp_path))
     telemetry = collect(tmp_path)

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 
 from harness.arms import Arm
 from harness.engines.live import command as server_command
-from harness.engines.live import gpu, host, receipt_check, receipts, tables, verdict
+from harness.engines.live import gpu, host, priority, receipt_check, receipts, tables, verdict
 from harness.engines.live.client import ClientReport, Drive, Options, make_target
 from harness.engines.live.client.open_loop import Progress as ClientProgress
 from harness.engines.live.manifest import manifest_of
@@ -68,6 +68,7 @@ class Driven:
     report: ClientReport
     scrapes: tuple[Scrape, ...]
     sampler: gpu.SamplerReport
+    priority: str
 
 
 def run_task(
@@ -79,8 +80,13 @@ def run_task(
     command: Sequence[str],
     progress: Progress,
     say: Say,
+    plan_sha256: str,
 ) -> Finished:
     """Serve the trace with this arm's server and write `run_dir/<arm>/seed-<n>/`.
+
+    Args:
+        progress: told about once a second how far the traffic is. say: told what happens before it.
+        plan_sha256: the plan's, as it was when the run began: sources may change under a run that takes minutes.
 
     Raises:
         UserError: the server refuses the arm's flags, or the model cannot be what is served.
@@ -103,8 +109,9 @@ def run_task(
             evidence,
             verdict.validity(found),
             command,
+            plan_sha256=plan_sha256,
             server={**driven.server.facts(), "warm_up": driven.warm.json()},
-            host=facts,
+            host={**facts, "priority": driven.priority},
             gpu=_gpu_facts(driven.sampler, window_ns, evidence),
         )
         wall_s = time.monotonic() - began
@@ -160,12 +167,13 @@ def _drive(
         # A server under another policy refuses a priority.
         options = Options(send_priority=arm.flags.scheduling_policy == "priority")
         with Drive(workload, target, options) as ready:
+            first = priority.client_first(ready.pids, server.pids)
             sampler, epoch_ns = _start_sampler(scratch / "gpu.parquet", live.tensor_parallel)
             with sampler, Scraper(server.base_url, epoch_ns, api_key=server.api_key) as scraper:
                 report = _run(ready, server, epoch_ns, progress)
                 time.sleep(_SETTLE_S)
             server.check()
-    return Driven(server, warm, epoch_ns, report, tuple(scraper.scrapes), sampler.stop())
+    return Driven(server, warm, epoch_ns, report, tuple(scraper.scrapes), sampler.stop(), first)
 
 
 def _run(ready: Drive, server: Server, epoch_ns: int, progress: Progress) -> ClientReport:
@@ -188,6 +196,8 @@ def _start_sampler(path: Path, gpus: int) -> tuple[gpu.Sampler, int]:
         sampler = gpu.Sampler.start(path, epoch_ns=epoch_ns, first=gpus)
         if epoch_ns - time.monotonic_ns() > _LEAST_LEAD_S * 1e9:
             return sampler, epoch_ns
+        if sampler.absent is not None:
+            return sampler, time.monotonic_ns() + round(_LEAD_S * 1e9)
         # The driver took its time; now that it is awake a longer lead will do.
         sampler.stop()
         lead_s *= 4

@@ -115,6 +115,11 @@ class Drive:
         """How many processes drive."""
         return len(self._shares)
 
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """The processes that drive, once started."""
+        return tuple(worker.pid for worker in self._workers)
+
     def __enter__(self) -> Drive:
         """Start the workers and wait until all are ready; RunFailed with the reason if one is not."""
         self._folder = Path(tempfile.mkdtemp(prefix="bench-client-"))
@@ -253,6 +258,11 @@ class _Worker:
                 start_new_session=True,
             )
         self.tell(json.dumps(api_key) + "\n")
+
+    @property
+    def pid(self) -> int:
+        """Its process."""
+        return self._process.pid
 
     @property
     def output(self) -> Any:
