@@ -23,6 +23,7 @@ DOCUMENTS = (
             "TRACES.md",
             "VALIDATION.md",
             "GPU_TIMING.md",
+            "LIVE.md",
             "TUNED.md",
             "COLUMNS.md",
         )
