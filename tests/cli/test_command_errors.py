@@ -28,7 +28,7 @@ from harness.cli import _run
         ("run --seeds 0", "--seeds"),
         ("run --profile h900/llama", "profile"),
         ("run --mode pd", "pd"),
-        ("run --engine live", "virtual"),
+        ("run --engine emulated", "virtual"),
         ("run --base best", "tuned"),
         ("run --only-arms nobody", "stock, tuned"),
         ("run --arms {tmp}/missing.toml", "missing.toml"),

@@ -206,7 +206,8 @@ def test_cancellation_is_seen_by_the_server(driven: Driven) -> None:
     assert one.status == "cancelled"
     assert 0 < one.output_tokens < 500
     assert one.end_ns is not None
-    assert one.end_ns >= 1_000_000_000
+    # The event loop may wake up to its clock's resolution, a millisecond, before it is due.
+    assert one.end_ns >= 999_000_000
     assert seen["left"]
     assert seen["tokens"] < 500
 
