@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from harness.engines.live import model
+from tests.small_llama import save_small_llama
 
 VOCABULARY = 512
 
@@ -30,29 +31,12 @@ def cached_smollm2() -> Path | None:
 
 def make_small_llama(folder: Path) -> Path:
     """A folder with config, weights and a tokenizer of made-up words; loads in no time."""
-    import torch
     from tokenizers import Tokenizer
     from tokenizers.models import WordLevel
     from tokenizers.pre_tokenizers import Whitespace
-    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+    from transformers import PreTrainedTokenizerFast
 
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-        head_dim=32,
-        vocab_size=VOCABULARY,
-        max_position_embeddings=2048,
-        bos_token_id=1,
-        eos_token_id=2,
-        tie_word_embeddings=False,
-        initializer_range=0.35,
-        dtype="float32",
-    )
-    LlamaForCausalLM(config).float().save_pretrained(folder)
+    save_small_llama(folder, 2048, VOCABULARY)
     words = ["<unk>", "<s>", "</s>", *(f"w{i}" for i in range(3, VOCABULARY))]
     tokenizer = Tokenizer(WordLevel({word: i for i, word in enumerate(words)}, unk_token="<unk>"))
     tokenizer.pre_tokenizer = Whitespace()

@@ -1,7 +1,4 @@
-"""A real model, small enough for a test: two layers of Llama with properly random weights.
-
-`load_format=dummy` would not do: its output loops with period 2, so two schedules agree by luck.
-"""
+"""A real engine in this process, on the small random Llama of `tests/small_llama.py`."""
 
 from __future__ import annotations
 
@@ -12,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.small_llama import save_small_llama
 
 # The CPU attention kernel takes multiples of 32.
 BLOCK_SIZE = 32
@@ -30,29 +29,11 @@ def _no_forced_collections() -> Iterator[None]:
 def small_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with config and weights; the same weights in every session."""
     import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
 
     # Kernels this small lose far more to waiting for a second thread than they gain by it.
     torch.set_num_threads(1)
     folder = tmp_path_factory.mktemp("small-llama")
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-        head_dim=32,
-        vocab_size=1024,
-        max_position_embeddings=4096,
-        bos_token_id=1,
-        eos_token_id=2,
-        tie_word_embeddings=False,
-        # Wide enough that logits differ clearly: near-ties would flip with the batch's shape.
-        initializer_range=0.35,
-        dtype="float32",
-    )
-    LlamaForCausalLM(config).float().save_pretrained(folder)
+    save_small_llama(folder, 4096)
     return folder
 
 

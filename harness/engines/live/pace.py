@@ -8,7 +8,6 @@ mean it, and targets that a request can meet there.
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -18,6 +17,7 @@ from typing import Any
 import numpy as np
 from scipy.optimize import nnls
 
+from harness.engines.live import probe
 from harness.engines.live.server import Server
 from harness.engines.live.telemetry.collect import Telemetry
 from harness.errors import RunFailed
@@ -25,9 +25,7 @@ from harness.errors import RunFailed
 # (prompt tokens, output tokens) of the burst, and of requests that are alone.
 BURST: tuple[tuple[int, int], ...] = tuple((32 + 24 * i, 12 + 2 * i) for i in range(20))
 ALONE: tuple[tuple[int, int], ...] = ((128, 1), (128, 1), (128, 12), (384, 4))
-_TIMEOUT_S = 300.0
 _SEED = 7
-_FIRST_ID = 3
 # A pause of the engine is no step: it had nothing to do.
 _IDLE = 2.0
 _FEWEST_STEPS = 12
@@ -60,10 +58,20 @@ class Pace:
 def measure(server: Server, vocab_size: int) -> float:
     """Send what the fit needs; returns the seconds that the first token of a request alone took."""
     rng = np.random.Generator(np.random.PCG64(_SEED))
-    alone = [_send(server, _body(server, rng, vocab_size, *shape)) for shape in ALONE]
+    alone = [_timed(server, probe.body(server, rng, vocab_size, *shape)) for shape in ALONE]
+    burst = [probe.body(server, rng, vocab_size, *shape) for shape in BURST]
     with ThreadPoolExecutor(len(BURST)) as pool:
-        list(pool.map(lambda body: _send(server, body), [_body(server, rng, vocab_size, *s) for s in BURST]))
+        list(pool.map(lambda body: _timed(server, body), burst))
     return min(alone[:2])
+
+
+def _timed(server: Server, body: dict[str, Any]) -> float:
+    """Seconds that the answer took."""
+    began = time.monotonic()
+    if error := probe.send(server, body):
+        server.check()
+        raise RunFailed(f"a calibration request failed: {error}")
+    return time.monotonic() - began
 
 
 def fit(telemetry: Telemetry, first_token_s: float) -> Pace:
@@ -97,22 +105,3 @@ def fit(telemetry: Telemetry, first_token_s: float) -> Pace:
     prompt = ALONE[0][0]
     request_ms = max(0.0, 1000 * first_token_s - (step + prefill * prompt) / 1000)
     return Pace(step, prefill, decode, context, request_ms)
-
-
-def _body(server: Server, rng: np.random.Generator, vocab: int, prompt: int, output: int) -> dict[str, Any]:
-    return {
-        "model": server.model_name,
-        "prompt": rng.integers(_FIRST_ID, vocab, prompt).tolist(),
-        "max_tokens": output,
-        "temperature": 0,
-        "ignore_eos": True,
-    }
-
-
-def _send(server: Server, body: dict[str, Any]) -> float:
-    began = time.monotonic()
-    status, text = server.endpoint.call("POST", "/v1/completions", body, _TIMEOUT_S)
-    if status != 200:
-        raise RunFailed(f"a calibration request failed: {status} {' '.join(text.split())[:200]}")
-    json.loads(text)
-    return time.monotonic() - began

@@ -6,8 +6,6 @@ same. They go on until the time is up and a round takes about as long as the one
 
 from __future__ import annotations
 
-import http.client
-import json
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -16,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from harness.engines.live import probe
 from harness.engines.live.server import Server
 from harness.errors import RunFailed
 
@@ -25,9 +24,7 @@ SETTLED = 0.25
 # A server that has not settled by then is measured as it is, and the verdict says so.
 _LONGEST = 4.0
 _MIN_ROUNDS = 3
-_TIMEOUT_S = 120.0
 _SEED = 20_240_901
-_FIRST_ID = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,10 +82,10 @@ def warm_up(server: Server, vocab_size: int, wanted_s: float, longest_tokens: in
             if enough and (settled(rounds) or took >= _LONGEST * wanted_s):
                 break
             shapes = [(min(prompt, longest_tokens - output), output) for prompt, output in ROUND]
-            bodies = [_body(server, rng, vocab_size, *shape) for shape in shapes]
+            bodies = [probe.body(server, rng, vocab_size, *shape) for shape in shapes]
             tokens += sum(prompt for prompt, _ in shapes)
             at = time.monotonic()
-            for error in pool.map(lambda body: _send(server, body), bodies):
+            for error in pool.map(lambda body: probe.send(server, body), bodies):
                 if error:
                     server.check()
                     raise RunFailed(f"a warm-up request failed: {error}")
@@ -96,22 +93,3 @@ def warm_up(server: Server, vocab_size: int, wanted_s: float, longest_tokens: in
     took = time.monotonic() - began
     server.reset_prefix_cache()
     return WarmUp(wanted_s, took, tuple(rounds), tokens)
-
-
-def _body(server: Server, rng: np.random.Generator, vocab: int, prompt: int, output: int) -> dict[str, Any]:
-    return {
-        "model": server.model_name,
-        "prompt": rng.integers(_FIRST_ID, vocab, prompt).tolist(),
-        "max_tokens": output,
-        "temperature": 0,
-        "ignore_eos": True,
-    }
-
-
-def _send(server: Server, body: dict[str, Any]) -> str:
-    try:
-        status, text = server.endpoint.call("POST", "/v1/completions", body, _TIMEOUT_S)
-        counted = json.loads(text)["usage"]["completion_tokens"] if status == 200 else -1
-    except (OSError, ValueError, KeyError, http.client.HTTPException) as error:
-        return f"{type(error).__name__}: {error}"
-    return "" if counted == body["max_tokens"] else f"{status} {' '.join(text.split())[:200]}"

@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute
 
 from harness.engines.virtual.executor import Step
+from harness.planned_columns import planned_columns
 from harness.schema import arrow_schema
 from workloads.request import PlannedRequest, Workload
 
@@ -201,31 +202,18 @@ class Recorder:
         rows: list[dict[str, Any]] = []
         for state in self._by_row:
             planned = state.planned
-            tenant = tenants[planned.tenant]
             rows.append(
                 {
-                    "request_id": planned.request_id,
-                    "tenant": tenant.name,
-                    "tier": tenant.tier,
-                    "kind": tenant.kind,
-                    "phase": planned.phase,
-                    "short": tenant.short,
-                    "measured": measured[planned.phase],
-                    "weight": tenant.weight,
-                    "slo_ttft_ms": tenant.slo_ttft_ms,
-                    "intended_ns": planned.intended_ns,
+                    **planned_columns(planned, tenants[planned.tenant], measured[planned.phase]),
                     "sent_ns": _known(state.sent_ns),
                     "scheduled_ns": _known(state.scheduled_ns),
                     "first_token_ns": _known(state.first_token_ns),
                     "first_output_ns": _known(state.first_token_ns),
                     "last_token_ns": _known(int(last_ns[state.row])),
                     "end_ns": _known(state.end_ns),
-                    "cancel_ns": planned.cancel_ns,
                     "first_chunk_tokens": state.first_chunk_tokens,
-                    "prompt_tokens": len(planned.prompt),
                     "prompt_tokens_counted": _known(state.prompt_tokens_counted),
                     "cached_tokens": _known(state.cached_tokens),
-                    "output_tokens_planned": len(planned.output),
                     "output_tokens": counts[state.row],
                     "preemptions": state.preemptions,
                     "recomputed_tokens": state.recomputed_tokens,

@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from harness.engines.live.client.report import ClientReport
+from harness.planned_columns import planned_columns
 from harness.schema import arrow_schema
 from workloads.request import Workload
 
@@ -22,31 +23,18 @@ def request_table(workload: Workload, report: ClientReport) -> pa.Table:
     measured = {phase.number: phase.measured for phase in workload.phases}
     rows: list[dict[str, Any]] = []
     for planned, seen in zip(workload.requests, report.requests, strict=True):
-        tenant = tenants[planned.tenant]
         rows.append(
             {
-                "request_id": planned.request_id,
-                "tenant": tenant.name,
-                "tier": tenant.tier,
-                "kind": tenant.kind,
-                "phase": planned.phase,
-                "short": tenant.short,
-                "measured": measured[planned.phase],
-                "weight": tenant.weight,
-                "slo_ttft_ms": tenant.slo_ttft_ms,
-                "intended_ns": planned.intended_ns,
+                **planned_columns(planned, tenants[planned.tenant], measured[planned.phase]),
                 "sent_ns": seen.sent_ns,
                 "scheduled_ns": None,
                 "first_token_ns": seen.first_token_ns,
                 "first_output_ns": seen.first_output_token_ns,
                 "last_token_ns": seen.last_token_ns,
                 "end_ns": seen.end_ns,
-                "cancel_ns": planned.cancel_ns,
                 "first_chunk_tokens": int(seen.chunk_tokens[0]) if len(seen.chunk_tokens) else 0,
-                "prompt_tokens": len(planned.prompt),
                 "prompt_tokens_counted": seen.prompt_tokens_counted,
                 "cached_tokens": seen.cached_tokens,
-                "output_tokens_planned": len(planned.output),
                 "output_tokens": seen.output_tokens,
                 "preemptions": 0,
                 "recomputed_tokens": 0,
