@@ -104,7 +104,7 @@ def read_measured_run(folder: Path) -> MeasuredRun:
     """Read and check a folder; UserError names file and line."""
     if not folder.is_dir():
         raise UserError(
-            f"{folder}: no such folder; a measured run is {REQUESTS}, {WORKLOAD} and {META} in one"
+            f"{folder}: no such folder; a measured run is {REQUESTS}, {WORKLOAD} and {META} in one folder"
         )
     requests_file = _one_of(folder, REQUESTS, f"{REQUESTS}.gz")
     meta_file = _one_of(folder, META, "meta.json")

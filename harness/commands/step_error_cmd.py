@@ -89,6 +89,9 @@ def _profile_named_by(tables: Path) -> Profile:
     found = measured_on(tables)
     profile = profile_for_device(*found) if found is not None else None
     if profile is None:
-        what = f"{found[1]} on {found[0]}" if found else "no GPU and model (profile_meta.yaml)"
-        raise UserError(f"{tables}: it names {what}, for which there is no profile; give --profile")
+        if found is None:
+            raise UserError(f"{tables}: no profile_meta.yaml names its GPU and model; give --profile")
+        raise UserError(
+            f"{tables}: taken of {found[1]} on {found[0]}, for which there is no profile; give --profile"
+        )
     return profile

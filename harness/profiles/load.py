@@ -289,7 +289,7 @@ def _tables_of(folder: Path, toml: Path, raw: Mapping[str, Any]) -> Path | None:
 
 
 def _unknown(name: str) -> str:
-    names = [*list_profiles(), *(f"{g}/{m}" for g in list_gpus() for m in list_models())]
+    names = [*list_profiles(), *list_gpus(), *(f"{g}/{m}" for g in list_gpus() for m in list_models())]
     near = difflib.get_close_matches(name, names, n=1, cutoff=0.4)
     if near:
         return f"no profile {name!r}; did you mean {near[0]}?"
