@@ -26,7 +26,7 @@ Shares = Mapping[str, float]
 
 
 def cap(rows: Sequence[Json], shares: Mapping[str, Shares]) -> list[Json]:
-    """The comparisons, with every better or worse that rests on unmeasured steps made undetermined.
+    """The comparisons, with every better, worse or same that rests on unmeasured steps made undetermined.
 
     Args:
         rows: comparisons as the summary holds them.
@@ -36,7 +36,7 @@ def cap(rows: Sequence[Json], shares: Mapping[str, Shares]) -> list[Json]:
 
 
 def _capped(row: Json, shares: Mapping[str, Shares]) -> Json:
-    if row["verdict"] not in ("better", "worse"):
+    if row["verdict"] not in ("better", "worse", "same"):
         return row
     worst: dict[str, float] = {}
     for arm in (row["arm"], row["baseline"]):
