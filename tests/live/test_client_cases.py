@@ -19,7 +19,7 @@ from harness.engines.live.client.target import Options, make_target
 from reports.summary import build_summary
 from tests.hand_records import figures, plan, record, request
 from tests.live.mock_server import MockServer, Scenario
-from tests.live.small_workload import many, workload
+from tests.live.small_workload import many, soon_ns, workload
 from workloads.request import PlannedRequest
 
 MS = 1e6
@@ -30,7 +30,7 @@ def drive_with(
 ) -> Replayed:
     """Drive in this process; the event loop stands still for `block_s` at `at_s`."""
     with MockServer({"*": scenario}) as mock:
-        epoch_ns = time.monotonic_ns() + 500_000_000
+        epoch_ns = soon_ns(0.5)
 
         def block_later(loop: asyncio.AbstractEventLoop, _: object) -> None:
             if block_s:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-import time
 from typing import Any
 
 import pytest
@@ -14,7 +13,7 @@ from harness.engines.live.client.sends import sends_of
 from harness.engines.live.client.target import Options, Target, make_target, seconds_of
 from harness.errors import UserError
 from tests.live.mock_server import MockServer, Scenario
-from tests.live.small_workload import ask, workload
+from tests.live.small_workload import ask, soon_ns, workload
 from workloads.request import PlannedRequest
 
 BUSY = (
@@ -62,7 +61,7 @@ def go(target: Target, *requests: PlannedRequest, options: Options = PATIENCE) -
 
 def replay(target: Target, *requests: PlannedRequest, options: Options = PATIENCE) -> Replayed:
     sends = sends_of(workload(*requests))
-    return run_loop(sends, target, options, time.monotonic_ns() + 20_000_000)
+    return run_loop(sends, target, options, soon_ns(0.02))
 
 
 class Driven:
