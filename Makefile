@@ -36,6 +36,7 @@ demo: setup
 
 nightly: setup
 	$(BIN)/bench doctor
+	$(BIN)/python -m pytest -m nightly -n auto --maxprocesses 4 tests
 	$(BIN)/bench run --enable $(ENABLE) --phase all --seeds $(SEEDS) --each --leave-one-out --out results/nightly
 	$(BIN)/bench report results/nightly
 	$(BIN)/bench compare results/reference results/nightly --gate results/reference/gate.toml \
@@ -49,6 +50,7 @@ check: setup
 
 test: check
 	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m smoke tests/live
 
 # Real servers, one at a time; on a machine that does nothing else.
 test-live: setup

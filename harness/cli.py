@@ -18,7 +18,10 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 _COMMANDS = (
     "run_cmd",
     "serve_cmd",
+    "keys_cmd",
+    "identity_cmd",
     "sensitivity_cmd",
+    "interference_cmd",
     "report_cmd",
     "compare_cmd",
     "patches_cmd",

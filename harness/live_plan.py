@@ -82,6 +82,7 @@ class LiveSettings:
         again: name of the arm that repeats `tuned` (or `stock`, where that is all there is), "" without one.
         again_of: the arm that it repeats.
         tensor_parallel: GPUs that the engine uses.
+        emulated: the server's device is the profile's, emulated: there is no model, and its traffic is a virtual run's.
     """
 
     model: str
@@ -94,6 +95,12 @@ class LiveSettings:
     again: str = ""
     again_of: str = ""
     tensor_parallel: int = 1
+    emulated: bool = False
+
+    @property
+    def engine(self) -> str:
+        """As `bench run --engine` calls it."""
+        return "emulated" if self.emulated else "live"
 
     @property
     def is_local(self) -> bool:

@@ -10,6 +10,7 @@ from pathlib import Path
 from harness.arms import BASELINES, Arm
 from harness.errors import UserError
 from harness.live_plan import AGAIN, LiveSettings, Machine
+from harness.profiles import Profile
 
 Say = Callable[[str], None]
 
@@ -56,11 +57,7 @@ def settle(asked: LiveRequest, length_scale: float, say: Say) -> tuple[LiveSetti
     cpu = on_cpu()
     model = asked.model if asked.model is not None else os.fspath(ensure_model(say=say))
     command.check_model(model, None)
-    if not Path(model).is_dir():
-        raise UserError(
-            f"--model {model}: a live run needs the model's folder, whose vocabulary its traffic is made for; "
-            "fetch it, and give the folder"
-        )
+    model = folder_of(model)
     served = served_model(Path(model))
     settings = LiveSettings(
         model=model,
@@ -78,6 +75,51 @@ def settle(asked: LiveRequest, length_scale: float, say: Say) -> tuple[LiveSetti
 
     machine = cpu_machine(served, settings.kv_cache_bytes, length_scale, again=asked.recalibrate, say=say)
     return settings, machine
+
+
+def folder_of(model: str) -> str:
+    """The model's folder: itself, or where this machine keeps what it has fetched of that name from the hub.
+
+    Raises:
+        UserError: neither is there. Nothing is fetched: models are large, and a benchmark is no place for surprises.
+    """
+    if Path(model).is_dir():
+        return model
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
+
+    try:
+        return str(snapshot_download(model, local_files_only=True))
+    except (LocalEntryNotFoundError, HFValidationError):
+        raise UserError(
+            f"--model {model}: neither a folder nor a model that was fetched from the hub to this machine; "
+            f"type `hf download {model}` first, or give a folder"
+        ) from None
+
+
+def settle_emulated(profile: Profile, asked: LiveRequest) -> LiveSettings:
+    """What a server with the profile's device emulated is given.
+
+    Raises:
+        UserError: an option that means something only where there is a model.
+    """
+    from harness.engines.live.served import served_model
+
+    if asked.vllm_flags:
+        raise UserError(
+            "--vllm-flag goes with --engine live: an emulated engine is the profile's; use --arms for flags"
+        )
+    if asked.recalibrate:
+        raise UserError("--recalibrate goes with --engine live: an emulated engine's times are the profile's")
+    return LiveSettings(
+        model="",
+        model_name=profile.model,
+        model_sha256="",
+        vocab_size=served_model(profile.model_dir).vocab_size,
+        kv_cache_bytes=0,
+        warmup_s=asked.warmup_s,
+        emulated=True,
+    )
 
 
 def with_again(

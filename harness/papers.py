@@ -19,7 +19,9 @@ Json = dict[str, Any]
 
 _ARM_NAME = re.compile(r"[A-Za-z0-9_+-][A-Za-z0-9._+-]*")
 # Files and folders that lie where the arms' folders do.
-_RUN_FILES = frozenset({"plan.json", "summary.json", "summary.md", "report.html", "logs", "sensitivity"})
+_RUN_FILES = frozenset(
+    {"plan.json", "summary.json", "summary.md", "report.html", "logs", "sensitivity", "alone"}
+)
 
 Count = Annotated[int, Field(ge=0)]
 

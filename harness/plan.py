@@ -24,7 +24,10 @@ SCHEMA = 1
 
 @dataclass(frozen=True, slots=True)
 class WorkloadChoice:
-    """Which traffic is replayed, and how it is scaled; with a `trace` that, in place of the phases."""
+    """Which traffic is replayed, and how it is scaled; with a `trace` that, in place of the phases.
+
+    With `only_tenant` that tenant's requests alone, at the times at which they are sent among the others'.
+    """
 
     name: str = "five_phase"
     phases: str = "all"
@@ -33,6 +36,7 @@ class WorkloadChoice:
     time_scale: float = 1.0
     length_scale: float = 1.0
     trace: TraceChoice | None = None
+    only_tenant: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """As it stands in plan.json."""
@@ -44,6 +48,7 @@ class WorkloadChoice:
             "time_scale": self.time_scale,
             "length_scale": self.length_scale,
             **({} if self.trace is None else {"trace": self.trace.to_json()}),
+            **({"only_tenant": self.only_tenant} if self.only_tenant else {}),
         }
 
     @property
@@ -54,7 +59,7 @@ class WorkloadChoice:
 
 @dataclass(frozen=True, slots=True)
 class RunPlan:
-    """Arms x seeds over one workload on one profile; with `live`, on a real server.
+    """Arms x seeds over one workload on one profile; with `live`, on a real server, be its device real or emulated.
 
     A live run without a GPU has no profile; its machine says what flags are compared and which rates fit.
     """
@@ -68,12 +73,12 @@ class RunPlan:
 
     @property
     def engine(self) -> str:
-        """Which engine runs it: virtual or live."""
-        return "virtual" if self.live is None else "live"
+        """Which engine runs it: virtual, emulated or live."""
+        return "virtual" if self.live is None else self.live.engine
 
     @property
     def step_profile(self) -> Profile:
-        """The profile whose step times a virtual run takes; UserError where there is none."""
+        """The profile whose step times a virtual or emulated run takes; UserError where there is none."""
         if isinstance(self.profile, Machine):
             raise UserError(f"{self.run_name} ran live on {self.profile.title}, which has no step times")
         return self.profile
@@ -99,7 +104,7 @@ class RunPlan:
 
     def _live_content(self) -> dict[str, Any]:
         machine = {"machine": self.profile.to_json()} if isinstance(self.profile, Machine) else {}
-        return {} if self.live is None else {"engine": "live", "live": self.live.to_json(), **machine}
+        return {} if self.live is None else {"engine": self.engine, "live": self.live.to_json(), **machine}
 
     @property
     def sha256(self) -> str:
@@ -113,7 +118,7 @@ class RunPlan:
         patched = [arm.name for arm in self.arms if arm.patches]
         what = patched[0] if patched else "baselines"
         under = "" if self.assumptions == BASE else f"-{self.assumptions.name}"
-        engine = "" if self.live is None else "live-"
+        engine = "" if self.live is None else f"{self.engine}-"
         return f"{engine}{self.workload.label}-{what[:60]}{under}-{self.sha256[:8]}"
 
     def to_json(self) -> dict[str, Any]:
@@ -133,8 +138,8 @@ class RunPlan:
         return next(arm for arm in self.arms if arm.name == name)
 
 
-def from_json(raw: Mapping[str, Any]) -> RunPlan:
-    """The plan that `to_json` wrote; refuses one made with another profile file or other code."""
+def from_json(raw: Mapping[str, Any], *, same_code: bool = True) -> RunPlan:
+    """The plan that `to_json` wrote; refuses one made with another profile file, or with other code unless told."""
     profile: Profile | Machine
     if "machine" in raw:
         profile = Machine.from_json(raw["machine"])
@@ -150,7 +155,7 @@ def from_json(raw: Mapping[str, Any]) -> RunPlan:
         assumptions=Assumptions.from_json(raw["assumptions"]) if "assumptions" in raw else BASE,
         live=LiveSettings.from_json(raw["live"], raw.get("model_path")) if "live" in raw else None,
     )
-    if plan.sha256 != raw["sha256"]:
+    if same_code and plan.sha256 != raw["sha256"]:
         raise UserError("the code has changed since this run was planned; start a new run")
     return plan
 
@@ -164,11 +169,11 @@ def _workload(raw: Mapping[str, Any]) -> WorkloadChoice:
     return WorkloadChoice(**fields)
 
 
-def read(run_dir: Path) -> RunPlan:
-    """The plan of a run folder."""
+def read(run_dir: Path, *, same_code: bool = True) -> RunPlan:
+    """The plan of a run folder; UserError where there is none, or as `from_json` has it."""
     path = run_dir / "plan.json"
     try:
-        return from_json(json.loads(path.read_text(encoding="utf-8")))
+        return from_json(json.loads(path.read_text(encoding="utf-8")), same_code=same_code)
     except FileNotFoundError:
         raise UserError(f"{path}: no such file; is {run_dir} a run folder?") from None
     except (json.JSONDecodeError, KeyError, TypeError) as error:

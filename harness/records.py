@@ -21,10 +21,12 @@ import pyarrow.parquet as pq
 from harness.atomic import json_text
 from harness.errors import RunFailed, UserError
 from harness.papers import Json, Manifest, Plan, Receipt, arm_name_fault, checked
-from harness.schema import TABLES, arrow_schema
+from harness.schema import EXTRA_TABLES, TABLES, arrow_schema
 
 PLAN, MANIFEST, RECEIPT, SUMMARY = "plan.json", "manifest.json", "receipt.json", "summary.json"
 REFERENCE = "reference"
+# Beside the arms of an emulated run: what its way over HTTP costs (`harness.http_path`).
+HTTP_PATH = "http-path.json"
 _FILES = (*(f"{name}.parquet" for name in TABLES), MANIFEST, RECEIPT)
 # Fixed, so that equal content gives equal bytes whatever pyarrow's defaults become.
 _ROWS_PER_GROUP = 1 << 20
@@ -48,6 +50,12 @@ class ArmRecord:
     manifest: Json
     receipt: Json
 
+    @property
+    def gauges(self) -> pd.DataFrame | None:
+        """What the patches' gauges said over time, read anew each time; None where nothing recorded them."""
+        path = self.path / "gauges.parquet"
+        return _read_table(path, "gauges") if path.is_file() else None
+
 
 @dataclass(frozen=True, slots=True)
 class RunRecord:
@@ -63,13 +71,15 @@ class RunRecord:
 class Frames:
     """The tables of one or several arms and seeds, with the columns `arm` and `seed` in front.
 
-    `tokens.request` and `events.request` are row numbers within one arm and seed.
+    `tokens.request` and `events.request` are row numbers within one arm and seed. `gauges` is of those that
+    have some; None where none has.
     """
 
     requests: pd.DataFrame
     tokens: pd.DataFrame
     steps: pd.DataFrame
     events: pd.DataFrame
+    gauges: pd.DataFrame | None = None
 
 
 def arm_dir(run: Path, arm: str, seed: int) -> Path:
@@ -90,7 +100,7 @@ def write_arm(
 
     Args:
         directory: final place, `<run>/<arm>/seed-<n>`; what is there is replaced.
-        tables: one table for each name in `harness.schema.TABLES`.
+        tables: one table for each name in `harness.schema.TABLES`, and what there is of `EXTRA_TABLES`.
         manifest: JSON-able facts about the run.
         receipt: JSON-able hook counts and mechanism metrics.
         files: what else to copy in, by its name there, as it is.
@@ -99,7 +109,8 @@ def write_arm(
         RunFailed: the disk is full or cannot be written to; nothing is left behind.
         ValueError: a table is missing or does not fit the schema.
     """
-    blobs = {f"{name}.parquet": parquet_bytes(name, tables[name]) for name in TABLES}
+    names = (*TABLES, *(name for name in EXTRA_TABLES if name in tables))
+    blobs = {f"{name}.parquet": parquet_bytes(name, tables[name]) for name in names}
     blobs[MANIFEST] = json_text(manifest).encode()
     blobs[RECEIPT] = json_text(receipt).encode()
     hidden = directory.with_name(f".{directory.name}.tmp-{os.getpid()}")
@@ -199,7 +210,9 @@ def load(path: str | Path) -> Frames:
         records = [r for run in find_runs(place) for arm in load_run(run).arms.values() for r in arm]
     if not records:
         raise UserError(f"{place} holds no finished arm yet: run the same `bench run` command again")
-    return Frames(**{name: pd.concat([_labelled(r, name) for r in records]) for name in TABLES})
+    frames = {name: pd.concat([_labelled(r, getattr(r, name)) for r in records]) for name in TABLES}
+    gauges = [_labelled(r, found) for r in records if (found := r.gauges) is not None]
+    return Frames(**frames, gauges=pd.concat(gauges) if gauges else None)
 
 
 def parquet_bytes(name: str, table: pa.Table | pd.DataFrame) -> bytes:
@@ -276,7 +289,7 @@ def _read_table(path: Path, name: str) -> pd.DataFrame:
         raise UserError(
             f"{path} is truncated or no Parquet file ({first}): delete {path.parent} and run again"
         ) from None
-    wanted = [column.name for column in TABLES[name]]
+    wanted = arrow_schema(name).names
     lacking = [column for column in wanted if column not in table.column_names]
     if lacking:
         raise UserError(
@@ -287,8 +300,8 @@ def _read_table(path: Path, name: str) -> pd.DataFrame:
     return frame
 
 
-def _labelled(record: ArmRecord, name: str) -> pd.DataFrame:
-    frame: pd.DataFrame = getattr(record, name).copy()
+def _labelled(record: ArmRecord, table: pd.DataFrame) -> pd.DataFrame:
+    frame = table.copy()
     frame.insert(0, "arm", record.arm)
     frame.insert(1, "seed", record.seed)
     return frame

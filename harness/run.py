@@ -77,7 +77,7 @@ def _drive(
 ) -> list[str]:
     vllm_metadata.ensure()
     failed: list[str] = []
-    runner = subprocess.Popen(
+    with subprocess.Popen(
         [
             sys.executable,
             "-m",
@@ -93,25 +93,25 @@ def _drive(
         stdin=subprocess.DEVNULL,
         text=True,
         env={**os.environ, "PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1"},
-    )
-    assert runner.stdout is not None and runner.stderr is not None
-    try:
-        with display(console, total, done) as shown:
-            for line in runner.stdout:
-                event = _event(line)
-                if event is None:
-                    continue
-                shown.on(event)
-                if event["event"] == "failed":
-                    failed.append(f"{event['arm']} seed {event['seed']}: {event['error']}")
-        code = runner.wait()
-    except BaseException:
-        runner.kill()
-        runner.wait()
-        raise
-    if code != 0 and not failed:
-        last = runner.stderr.read().strip().splitlines()[-1:] or [f"exit code {code}"]
-        raise RunFailed(f"the runner process ended early: {last[0]}")
+    ) as runner:
+        assert runner.stdout is not None and runner.stderr is not None
+        try:
+            with display(console, total, done) as shown:
+                for line in runner.stdout:
+                    event = _event(line)
+                    if event is None:
+                        continue
+                    shown.on(event)
+                    if event["event"] == "failed":
+                        failed.append(f"{event['arm']} seed {event['seed']}: {event['error']}")
+            code = runner.wait()
+        except BaseException:
+            runner.kill()
+            runner.wait()
+            raise
+        if code != 0 and not failed:
+            last = runner.stderr.read().strip().splitlines()[-1:] or [f"exit code {code}"]
+            raise RunFailed(f"the runner process ended early: {last[0]}")
     return failed
 
 

@@ -79,6 +79,8 @@ class Task:
     @property
     def label(self) -> str:
         """The arm as the display names it."""
+        if only := self.plan.workload.only_tenant:
+            return f"{only} alone: {self.arm}"
         under = self.plan.assumptions
         return self.arm if under == BASE else f"{under.name}: {self.arm}"
 

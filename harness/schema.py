@@ -1,8 +1,8 @@
 """The columns of every record, written once: name, Arrow type, unit and meaning.
 
 One directory holds one arm and one seed: `requests.parquet`, `tokens.parquet`, `steps.parquet`,
-`events.parquet`, `manifest.json` and `receipt.json`; a live run on a GPU has `gpu.parquet` too. All
-times are integer nanoseconds on one monotonic clock that starts at 0 when the run does.
+`events.parquet`, `manifest.json` and `receipt.json`; a live run on a GPU has `gpu.parquet` too, a virtual
+run with patches `gauges.parquet`. All times are integer nanoseconds on one monotonic clock that starts at 0 when the run does.
 """
 
 from __future__ import annotations
@@ -58,7 +58,13 @@ REQUESTS: tuple[Column, ...] = (
     Column("preemptions", _i32, "count", "times it was preempted"),
     Column("recomputed_tokens", _i32, "tokens", "tokens computed again after preemptions"),
     Column("status", _str, "", "ok, rejected, expired, cancelled or failed"),
-    Column("reason", _str, "", "why, where the status is not ok; empty otherwise"),
+    Column(
+        "reason",
+        _str,
+        "",
+        "why, where the status is not ok: upstream's reason or a patch's code for a refusal (queue_depth, kv_red, "
+        "predicted_late, overload), deadline_expired for an expired one; empty otherwise",
+    ),
 )
 
 TOKENS: tuple[Column, ...] = (
@@ -121,6 +127,23 @@ GPU: tuple[Column, ...] = (
     Column("throttle", _str, "", "the names of these reasons, comma-separated", nullable=True),
 )
 
+# Before the reason, in the name of a gauge that says how many requests a patch's gate holds for it.
+HELD = "held: "
+GAUGES: tuple[Column, ...] = (
+    Column("t_ns", _i64, "ns", "when the step was scheduled after which it first had this value"),
+    Column("patch", _str, "", "patch whose gauge it is"),
+    Column(
+        "gauge",
+        _str,
+        "",
+        "name of the gauge, as in the receipt; `held: ` and a reason is the number of requests that the patch's "
+        "gate holds for that reason",
+    ),
+    Column(
+        "value", _f64, "", "its value until the gauge's next row; null if not a finite number", nullable=True
+    ),
+)
+
 # What every arm and seed has.
 TABLES: dict[str, tuple[Column, ...]] = {
     "requests": REQUESTS,
@@ -128,8 +151,8 @@ TABLES: dict[str, tuple[Column, ...]] = {
     "steps": STEPS,
     "events": EVENTS,
 }
-# What only some have: `gpu` is there where a live run found a GPU.
-EXTRA_TABLES: dict[str, tuple[Column, ...]] = {"gpu": GPU}
+# What only some have: `gpu` is there where a live run found a GPU, `gauges` where patches ran on the virtual engine.
+EXTRA_TABLES: dict[str, tuple[Column, ...]] = {"gpu": GPU, "gauges": GAUGES}
 
 STATUSES = ("ok", "rejected", "expired", "cancelled", "failed")
 

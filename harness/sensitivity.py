@@ -63,7 +63,7 @@ def planned(run_dir: Path, choice: Choice) -> RunPlan:
     plan = plans.read(run_dir)
     if plan.live is not None:
         raise UserError(
-            f"{run_dir} ran live: its figures assume nothing of step times, so there is nothing to recompute"
+            f"{run_dir} ran on a real server ({plan.engine}): recompute the verdicts of a virtual run of the same traffic"
         )
     variations(plan.step_profile, choice.assume)
     if choice.seeds > len(plan.seeds):

@@ -11,14 +11,18 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from harness.arms import Arm
-from harness.assumptions import BASE
+from harness.assumptions import BASE, Assumptions
 from harness.plan import RunPlan
 from harness.profiles import Profile
 from harness.records import write_arm
 from workloads.request import Workload
+
+if TYPE_CHECKING:
+    from harness.engines.virtual.engine import VirtualRun
+    from harness.profiles.model import StepTimeModel
 
 Progress = Callable[[float, int], None]
 
@@ -39,10 +43,18 @@ class Finished:
 
 def build_workload(plan: RunPlan, seed: int) -> Workload:
     """The trace of one seed; the same for every arm."""
+    only = plan.workload.only_tenant
+    whole = _whole_workload(plan, seed)
+    return whole.of_tenant(only) if only else whole
+
+
+def _whole_workload(plan: RunPlan, seed: int) -> Workload:
     from workloads import five_phase, traces
 
     choice = plan.workload
-    vocabulary: dict[str, Any] = {} if plan.live is None else {"vocab_size": plan.live.vocab_size}
+    live = plan.live
+    # An emulated server gets the very traffic of a virtual run.
+    vocabulary: dict[str, Any] = {} if live is None or live.emulated else {"vocab_size": live.vocab_size}
     if choice.trace is not None:
         return traces.build(
             choice.trace,
@@ -74,31 +86,12 @@ def run_task(
     progress: Progress,
 ) -> Finished:
     """Serve the trace with this arm's engine and write `run_dir/<arm>/seed-<n>/`."""
-    from harness.engines.virtual.engine import VirtualEngine
-    from harness.profiles.model import StepTimeModel, outside_shares, unmeasured_shares
+    from harness.profiles.model import outside_shares, unmeasured_shares
 
     started = datetime.now(UTC)
     began = time.perf_counter()
     profile, assumed = plan.step_profile, plan.assumptions
-    step_time = StepTimeModel(
-        profile,
-        arm.flags.max_num_seqs,
-        arm.flags.max_num_batched_tokens,
-        mixed_penalty=assumed.mixed_penalty,
-    )
-    with ExitStack() as stack:
-        installation = _install(arm, stack)
-        engine = VirtualEngine(
-            profile.model_dir,
-            arm.flags,
-            step_time,
-            profile.kv_blocks if assumed.kv_blocks is None else assumed.kv_blocks,
-            cpu_step_us=profile.cpu_step_us if assumed.cpu_step_us is None else assumed.cpu_step_us,
-            slowdown=1 / assumed.efficiency,
-        )
-        run = engine.run(workload, progress)
-        receipt = _receipt(installation)
-        engine.shutdown()
+    run, receipt, step_time = run_virtual(profile, arm, workload, assumed, progress)
     wall_s = time.perf_counter() - began
     manifest = {
         "schema": 1,
@@ -133,6 +126,42 @@ def run_task(
     }
     write_arm(run_dir / arm.name / f"seed-{seed}", run.tables, manifest, receipt)
     return Finished(run.wall_s, run.virtual_s, run.upstream_s, run.steps, run.spent.to_json())
+
+
+def run_virtual(
+    profile: Profile,
+    arm: Arm,
+    workload: Workload,
+    assumed: Assumptions = BASE,
+    progress: Progress | None = None,
+) -> tuple[VirtualRun, dict[str, Any], StepTimeModel]:
+    """Serve a trace on the virtual engine, with the arm's patches in force while it lasts.
+
+    Returns:
+        What the engine did, the receipt, and the model of its step times, which has counted them.
+    """
+    from harness.engines.virtual.engine import VirtualEngine
+    from harness.profiles.model import StepTimeModel
+
+    step_time = StepTimeModel(
+        profile,
+        arm.flags.max_num_seqs,
+        arm.flags.max_num_batched_tokens,
+        mixed_penalty=assumed.mixed_penalty,
+    )
+    with ExitStack() as stack:
+        installation = _install(arm, stack)
+        engine = VirtualEngine(
+            profile.model_dir,
+            arm.flags,
+            step_time,
+            profile.kv_blocks if assumed.kv_blocks is None else assumed.kv_blocks,
+            cpu_step_us=profile.cpu_step_us if assumed.cpu_step_us is None else assumed.cpu_step_us,
+            slowdown=1 / assumed.efficiency,
+        )
+        stack.callback(engine.shutdown)
+        run = engine.run(workload, progress)
+        return run, _receipt(installation), step_time
 
 
 def _install(arm: Arm, stack: ExitStack) -> Any:

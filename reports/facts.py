@@ -33,10 +33,12 @@ VERDICT_RULES: tuple[str, ...] = (
     "judged; the p90 is shown beside it.",
 )
 
-NOT_MODELLED: tuple[str, ...] = (
+NOT_ON_A_VIRTUAL_CLOCK: tuple[str, ...] = (
     "Host time: work of the CPU never reaches the virtual clock, so what a patch costs there is measured on its "
     "own (bench perf), not here.",
     "HTTP, tokenizer and network: zero, unless the profile says otherwise.",
+)
+NOT_MODELLED: tuple[str, ...] = (
     "Warm-up, clock and thermal changes of a GPU, and other work on it.",
     "Step times outside the profile's measured range are extrapolated.",
 )
@@ -190,11 +192,13 @@ def not_modelled(view: RunView) -> list[str]:
 
     Of a live run, what its figures do not tell.
     """
-    if not _virtual(view):
+    engine = str(view.manifest.get("engine", "virtual"))
+    if engine == "live":
         return list(NOT_TOLD_LIVE)
     own = view.manifest.get("profile", {}).get("not_modelled", ())
     own = [own] if isinstance(own, str) else list(own)
-    return [*map(str, own), *NOT_MODELLED]
+    rest = NOT_ON_A_VIRTUAL_CLOCK if engine == "virtual" else NOT_TOLD_LIVE[1:3]
+    return [*map(str, own), *rest, *NOT_MODELLED]
 
 
 def title(view: RunView) -> str:

@@ -60,7 +60,7 @@ def tenant_lines(view: RunView) -> dict[str, dict[str, Any]]:
     return lines
 
 
-def _phase_marks(view: RunView) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+def phase_marks(view: RunView) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Shaded bands for every other phase, and the names above the plot."""
     shapes, notes = [], []
     for i, phase in enumerate(view.phases):
@@ -91,7 +91,8 @@ def _phase_marks(view: RunView) -> tuple[list[dict[str, Any]], list[dict[str, An
     return shapes, notes
 
 
-def _time_axis(view: RunView) -> dict[str, Any]:
+def time_axis(view: RunView) -> dict[str, Any]:
+    """The horizontal axis of everything over time: the measured phases, s."""
     ends = [p["end_ns"] / 1e9 for p in view.phases if "end_ns" in p]
     starts = [p["start_ns"] / 1e9 for p in view.phases if "start_ns" in p]
     axis: dict[str, Any] = {"title": {"text": "time since the run began, s"}}
@@ -103,10 +104,10 @@ def _binned(t_s: np.ndarray, values: np.ndarray, edges: np.ndarray, how: str) ->
     where = np.digitize(t_s, edges) - 1
     grouped = pd.Series(values).groupby(where).agg(how).reindex(range(len(edges) - 1)).ffill()
     last = int(where.max(initial=-1))
-    return [_short(value) if i <= last else None for i, value in enumerate(grouped)]
+    return [rounded(value) if i <= last else None for i, value in enumerate(grouped)]
 
 
-def _ttft_ms(requests: pd.DataFrame) -> np.ndarray:
+def ttft_of(requests: pd.DataFrame) -> np.ndarray:
     """TTFT of each request; NaN where it is no sample, as for the metrics."""
     ttft = (requests["first_token_ns"].to_numpy(dtype=float) - requests["intended_ns"].to_numpy()) / 1e6
     return np.where(requests["status"].isin(["ok", "cancelled"]), ttft, np.nan)
@@ -116,24 +117,26 @@ def _p90(values: pd.Series) -> float:
     return float(values.quantile(0.9, interpolation="higher"))
 
 
-def _short(value: float | None, digits: int = 4) -> float | None:
+def rounded(value: float | None, digits: int = 4) -> float | None:
+    """A number as short as it may stand in a figure; None for what is not finite."""
     if value is None or not np.isfinite(value):
         return None
     return float(f"{value:.{digits}g}")
 
 
-def _edges(view: RunView, bins: int) -> np.ndarray:
-    low, high = _time_axis(view).get("range", (0.0, 1.0))
+def bin_edges(view: RunView, bins: int) -> np.ndarray:
+    """The borders of equal slices of the measured phases, s."""
+    low, high = time_axis(view).get("range", (0.0, 1.0))
     return np.linspace(low, high, bins + 1)
 
 
 def load_timeline(view: RunView) -> Figure | None:
     """Waiting requests (largest in a bin) and KV use (mean in a bin) over time, a line an arm; first seed."""
     traces: list[dict[str, Any]] = []
-    edges = _edges(view, STEP_BINS)
-    middle = [_short(float(x), 6) for x in (edges[:-1] + edges[1:]) / 2]
+    edges = bin_edges(view, STEP_BINS)
+    middle = [rounded(float(x), 6) for x in (edges[:-1] + edges[1:]) / 2]
     for nth, (arm, line) in enumerate(arm_lines(view).items()):
-        steps = _first_seed(view, arm, "steps", ("t_ns", "waiting", "held", "kv_usage"))
+        steps = first_seed(view, arm, "steps", ("t_ns", "waiting", "held", "kv_usage"))
         if steps is None or steps.empty:
             continue
         t_s = steps["t_ns"].to_numpy() / 1e9
@@ -157,11 +160,11 @@ def load_timeline(view: RunView) -> Figure | None:
         )
     if not traces:
         return None
-    shapes, notes = _phase_marks(view)
+    shapes, notes = phase_marks(view)
     layout = {
         "height": 520,
         "hovermode": "x unified",
-        "xaxis": {**_time_axis(view), "anchor": "y2"},
+        "xaxis": {**time_axis(view), "anchor": "y2"},
         "yaxis": {"title": {"text": "waiting requests"}, "domain": [0.55, 1], "rangemode": "tozero"},
         "yaxis2": {"title": {"text": "KV blocks in use, %"}, "domain": [0, 0.45], "range": [0, 102]},
         "shapes": shapes,
@@ -172,14 +175,14 @@ def load_timeline(view: RunView) -> Figure | None:
 
 def ttft_timeline(view: RunView, arm: str, scale: Sequence[float]) -> Figure | None:
     """TTFT by tenant over the intended send time: the p90 of each bin, first seed of one arm."""
-    requests = _first_seed(
+    requests = first_seed(
         view, arm, "requests", ("tenant", "measured", "intended_ns", "first_token_ns", "status")
     )
     if requests is None or requests.empty:
         return None
     sent = requests[requests["measured"]]
-    ttft_ms = _ttft_ms(sent)
-    edges = _edges(view, TTFT_BINS)
+    ttft_ms = ttft_of(sent)
+    edges = bin_edges(view, TTFT_BINS)
     bins = np.digitize(sent["intended_ns"].to_numpy() / 1e9, edges) - 1
     # NaN where all of a slice went unserved, so that the line breaks; no row where nothing was sent.
     p90 = pd.Series(ttft_ms).groupby([sent["tenant"].to_numpy(), bins]).agg(_p90)
@@ -194,16 +197,16 @@ def ttft_timeline(view: RunView, arm: str, scale: Sequence[float]) -> Figure | N
                 "mode": "lines",
                 "name": escape(tenant, quote=False),
                 "line": line,
-                "x": [_short(float(middle[i]), 6) for i in inside],
-                "y": [_short(of_tenant[i]) for i in inside],
+                "x": [rounded(float(middle[i]), 6) for i in inside],
+                "y": [rounded(of_tenant[i]) for i in inside],
                 "hovertemplate": "%{y:,.0f} ms",
             }
         )
-    shapes, notes = _phase_marks(view)
+    shapes, notes = phase_marks(view)
     layout = {
         "height": 330,
         "hovermode": "x unified",
-        "xaxis": _time_axis(view),
+        "xaxis": time_axis(view),
         "yaxis": {"title": {"text": "TTFT p90, ms"}, "type": "log", "range": list(scale), "dtick": 1},
         "shapes": shapes,
         "annotations": notes,
@@ -252,13 +255,13 @@ def ttft_cdfs(view: RunView) -> Figure | None:
 
 def _cdf(requests: pd.DataFrame) -> tuple[list[float | None], list[float | None]]:
     """(ms, % of offered) at evenly spaced ranks; plotted on a log axis, so 0 ms is drawn at 1 us."""
-    ttft = _ttft_ms(requests)
+    ttft = ttft_of(requests)
     ttft = ttft[~np.isnan(ttft)]
     if not len(ttft):
         return [], []
     ttft = np.sort(np.maximum(ttft, 1e-3))
     ranks = np.unique(np.linspace(0, len(ttft) - 1, CDF_POINTS).round().astype(int))
-    return [_short(x) for x in ttft[ranks]], [_short(x) for x in 100 * (ranks + 1) / len(requests)]
+    return [rounded(x) for x in ttft[ranks]], [rounded(x) for x in 100 * (ranks + 1) / len(requests)]
 
 
 def _cdf_layout(view: RunView, tiers: Sequence[str], *, stacked: bool) -> dict[str, Any]:
@@ -318,7 +321,7 @@ def ttft_scale(view: RunView) -> list[float]:
     """One TTFT range for all arms, in powers of ten of ms, so that panels can be compared by eye."""
     low, high = [], []
     for arm in view.arms:
-        requests = _first_seed(view, arm.name, "requests", ("intended_ns", "first_token_ns"))
+        requests = first_seed(view, arm.name, "requests", ("intended_ns", "first_token_ns"))
         if requests is not None:
             ttft = (requests["first_token_ns"] - requests["intended_ns"]).dropna().astype(float) / 1e6
             if len(ttft):
@@ -329,7 +332,8 @@ def ttft_scale(view: RunView) -> list[float]:
     return [float(np.floor(np.log10(max(min(low), 1.0)))), float(np.ceil(np.log10(max(max(high), 10.0))))]
 
 
-def _first_seed(view: RunView, arm: str, table: str, columns: Sequence[str]) -> pd.DataFrame | None:
+def first_seed(view: RunView, arm: str, table: str, columns: Sequence[str]) -> pd.DataFrame | None:
+    """A table of the arm's first seed; None where there is none."""
     found = view.arm(arm)
     if found is None or not found.seeds:
         return None

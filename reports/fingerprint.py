@@ -17,7 +17,7 @@ import harness
 from harness.assumptions import FOLDER, LEFT_OUT
 from harness.atomic import json_text
 from harness.papers import Json
-from harness.records import PLAN
+from harness.records import HTTP_PATH, PLAN
 
 _ROOT = Path(harness.__file__).parent.parent
 _SOURCES = (
@@ -71,6 +71,7 @@ def _record_lines(run_dir: Path) -> Iterator[str]:
         "*/seed-*/*",
         f"{FOLDER}/*/{PLAN}",
         f"{FOLDER}/{LEFT_OUT}",
+        HTTP_PATH,
         f"{FOLDER}/*/*/seed-*/*",
         "logs/*.failed.json",
     )

@@ -13,7 +13,7 @@ from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
 from harness.metrics.registry import METRICS
-from reports import facts, figures, live, robustness, tables
+from reports import admissions, facts, figures, interference, live, queues, robustness, service, slack, tables
 from reports.view import BASELINES, RunView
 from reports.wording import MISSING, SYMBOLS, VERDICTS, change_interval, metric_label
 
@@ -85,6 +85,9 @@ def render(view: RunView) -> str:
         cell_title=robustness.title_of,
         slo_factor=view.manifest.get("workload", {}).get("slo_factor"),
         not_modelled=facts.not_modelled(view),
+        admissions=admissions.admissions(view),
+        victims=admissions.victims(view),
+        interference=interference.interference(view),
         step_bins=figures.STEP_BINS,
         ttft_bins=figures.TTFT_BINS,
         change_interval=change_interval,
@@ -100,7 +103,8 @@ def all_figures(view: RunView) -> dict[str, figures.Figure]:
     scale = figures.ttft_scale(view)
     for i, arm in enumerate(view.arms):
         made[f"fig-ttft-{i}"] = figures.ttft_timeline(view, arm.name, scale)
-    return {name: figure for name, figure in made.items() if figure is not None}
+    known = {name: figure for name, figure in made.items() if figure is not None}
+    return known | service.service_figures(view) | queues.queue_figures(view) | slack.slack_figures(view)
 
 
 def json_for_script(value: object) -> Markup:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from reports import facts, live, robustness, tables
+from reports import admissions, facts, interference, live, robustness, tables
 from reports.view import BASELINES, Arm, RunView
 from reports.wording import FEW_SAMPLES, SYMBOLS, VERDICTS, Value, change_interval
 
@@ -32,6 +32,7 @@ def render(view: RunView) -> str:
     parts += _validity(view)
     parts += _recomputed(view)
     parts += _patches(view)
+    parts += _tenants(view)
     for words, verdict in (("Losses", "worse"), ("Wins", "better")):
         parts += _listed(view, words, verdict)
     if any(FEW_SAMPLES in part for part in parts):
@@ -184,6 +185,52 @@ def _patches(view: RunView) -> list[str]:
             )
     head = ("patch", "arm", "hits", "mechanism metric", "tuned", "arm's value")
     return ["### Patches", _table(head, made)] if made else []
+
+
+def _tenants(view: RunView) -> list[str]:
+    """Admission by reason, preemptions and interference, each where there is something to say."""
+    shown = [arm for arm in view.arms if arm not in view.candidates[MOST_ARMS:]]
+    parts = []
+    if admitted := admissions.admissions(view, shown):
+        head = (
+            "arm",
+            "tier",
+            "offered",
+            "accepted",
+            *(f"rejected: {escape(r)}" for r in admitted.reasons),
+            "expired",
+        )
+        made = [
+            [_code(d.arm), escape(d.tier), *(_count(n, d.struck) for n in (d.offered, *d.counts))]
+            for d in admitted.rows
+        ]
+        parts += ["Requests by what became of them, all seeds:", _table(head, made)]
+    if lost := admissions.victims(view, shown):
+        made = [
+            [escape(name), *map(_count, counts, lost.struck)]
+            for name, counts in (*lost.rows, ("all", lost.totals))
+        ]
+        parts += ["Preemptions by tenant, all seeds:", _table(("tenant", *map(_code, lost.arms)), made)]
+    if alone := interference.interference(view, shown):
+        made = [
+            [
+                escape(name),
+                *(
+                    f"~~{one.ttft.text} / {one.e2e.text}~~" if struck else f"{one.ttft.text} / {one.e2e.text}"
+                    for one, struck in zip(row, alone.struck, strict=True)
+                ),
+            ]
+            for name, row in alone.rows
+        ]
+        parts += [
+            "Interference, times as long as alone on tuned's flags (mean TTFT / mean E2E of the requests served both ways):",
+            _table(("tenant", *map(_code, alone.arms)), made),
+        ]
+    return ["### Tenants", *parts] if parts else []
+
+
+def _count(n: int, struck: bool) -> str:
+    return f"~~{n:,}~~" if struck else f"{n:,}"
 
 
 def _listed(view: RunView, words: str, verdict: str) -> list[str]:

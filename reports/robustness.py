@@ -12,6 +12,9 @@ from reports.wording import MISSING, SYMBOLS, change
 
 NOT_RECOMPUTED = "Not recomputed under other assumptions: bench sensitivity RUN"
 _LIVE = "A live run assumes nothing of step times, so there is nothing to recompute"
+_EMULATED = (
+    "An emulated run takes minutes an arm: other assumptions are for a virtual run of the same traffic"
+)
 ERROR_UNKNOWN = "the error of this profile is not known: no measured run"
 RULES: tuple[str, ...] = (
     "A verdict has to survive an error of the profile. It is recomputed on fewer seeds under each of the other "
@@ -49,6 +52,8 @@ def assumptions(view: RunView) -> list[Mapping[str, Any]]:
 
 def not_recomputed(view: RunView) -> str:
     """Why there is no table of other assumptions, and what would make one."""
+    if live.is_emulated(view):
+        return _EMULATED
     return _LIVE if live.is_live(view) else NOT_RECOMPUTED
 
 
@@ -199,13 +204,12 @@ def _worst(view: RunView, arm: str, field: str) -> dict[str, float]:
 def profile_lines(view: RunView) -> list[str]:
     """The profile that all step times come from, and how far off it is known to be; a line each.
 
-    Of a live run: who served, how it was conducted, and its noise.
+    Of a run on a real server first: who served, how it was conducted, and its noise.
     """
-    if live.is_live(view):
-        return live.lines(view)
+    said = live.lines(view) if live.is_live(view) else []
     profile = view.profile
-    if not profile:
-        return []
+    if not profile or (said and not live.is_emulated(view)):
+        return said
     parts = [
         f"profile {profile.get('name') or '/'.join(str(profile[k]) for k in ('gpu', 'model') if profile.get(k))}"
     ]
@@ -219,7 +223,7 @@ def profile_lines(view: RunView) -> list[str]:
     if profile.get("sha256"):
         parts.append(f"sha256 {str(profile['sha256'])[:12]}")
     beyond = [f"read beyond what was measured: {text}" for text in profile.get("beyond", ())]
-    return [", ".join(parts), *beyond, *_error_lines(profile.get("error") or {})]
+    return [*said, ", ".join(parts), *beyond, *_error_lines(profile.get("error") or {})]
 
 
 def _error_lines(error: Mapping[str, Any]) -> list[str]:

@@ -20,7 +20,7 @@ from harness.metrics.registry import METRICS
 from harness.metrics.scope import Scope, phases_text
 from harness.metrics.validity import Reason, hits
 from harness.papers import Json
-from harness.records import SUMMARY, RunRecord, load_run, read_plan
+from harness.records import HTTP_PATH, SUMMARY, RunRecord, load_run, read_plan
 from harness.stats.bootstrap import Estimate
 from reports import live, sensitivity, unmeasured
 from reports.comparisons import compare_arms
@@ -114,7 +114,11 @@ def _live(run: RunRecord, arms: Sequence[EvaluatedArm]) -> Json:
     again, of = (str(run.plan["live"].get(key, "")) for key in ("again", "again_of"))
     records = [record for arm in run.arms.values() for record in arm]
     facts = {**live.facts_of(records), "vllm": records[0].manifest["versions"].get("vllm", "")}
-    return {"live": {**facts, "noise": noise(arms, again, of) if again else None}}
+    path = run.path / HTTP_PATH
+    compared = json.loads(path.read_text(encoding="utf-8"))["entries"] if path.is_file() else []
+    return {
+        "live": {**facts, "noise": noise(arms, again, of) if again else None, "http_path": compared},
+    }
 
 
 def _run_reasons(run: RunRecord, arms: Sequence[EvaluatedArm]) -> list[Reason]:

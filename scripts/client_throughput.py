@@ -31,7 +31,8 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from harness import vllm_metadata  # noqa: E402
-from harness.engines.live.client import Options, drive, make_target  # noqa: E402
+from harness.engines.live.client import Drive, Options, make_target  # noqa: E402
+from harness.engines.live.priority import client_first  # noqa: E402
 from harness.stats.measures import nearest_rank  # noqa: E402
 from tests.live.fast_mock import FIRST_TOKEN_S, MODEL, PROMPT_TOKENS  # noqa: E402
 from workloads.request import Phase, PlannedRequest, Segment, Tenant, Workload  # noqa: E402
@@ -97,8 +98,8 @@ def _family(pid: int) -> list[int]:
     return [pid, *(grandchild for child in children for grandchild in _family(int(child)))]
 
 
-def ours(url: str, offer: Offer) -> dict[str, Any]:
-    """Our client, one worker."""
+def ours(url: str, offer: Offer, server: int) -> dict[str, Any]:
+    """Our client, one worker, before the server's process `server` in the system's eyes, as in a live run."""
     tenant = Tenant("t", "gold", "chat", 1, 0, 1000.0, True)
     prompt, output = np.arange(PROMPT_TOKENS, dtype=np.int32), np.zeros(offer.tokens, np.int32)
     requests = tuple(
@@ -123,7 +124,9 @@ def ours(url: str, offer: Offer) -> dict[str, Any]:
         "",
         "",
     )
-    report = drive(load, make_target(url, MODEL), Options(), workers=1)
+    with Drive(load, make_target(url, MODEL), Options(), workers=1) as ready:
+        first = client_first(ready.pids, [server])
+        report = ready.run()
     good = [one for one in report.requests if one.status == "ok"]
     ttft = np.sort([(one.first_token_ns or 0) - one.intended_ns for one in good]) / 1e6
     late = report.lateness
@@ -136,6 +139,7 @@ def ours(url: str, offer: Offer) -> dict[str, Any]:
         "queued_s": sum(use.queued_s or 0.0 for use in report.workers),
         "lateness": late,
         "stall": report.client_stall,
+        "priority": first,
     }
 
 
@@ -259,7 +263,7 @@ def _print(name: str, offer: Offer, outcome: dict[str, Any], taken: dict[str, An
             f"{'':18} send delay p50 {late.send_delay_ms_p50:.2f} p99 {late.send_delay_ms_p99:.2f} "
             f"max {late.send_delay_ms_max:.2f} ms; loop lag p99 {late.loop_lag_ms_p99:.2f} max {late.loop_lag_ms_max:.2f} ms; "
             f"read delay p99 {late.read_delay_ms_p99:.2f} ms; gc {late.gc_pauses} pauses {late.gc_total_ms:.1f} ms; "
-            f"{outcome['queued_s']:.1f} s waited for a core; {outcome['tokens'] / max(1, outcome['reads']):.2f} tokens a read; verdict: {outcome['stall'] or 'fine'}"
+            f"{outcome['queued_s']:.1f} s waited for a core; {outcome['tokens'] / max(1, outcome['reads']):.2f} tokens a read; {outcome['priority']}; verdict: {outcome['stall'] or 'fine'}"
         )
 
 
@@ -295,7 +299,7 @@ def main() -> int:
             tools = args.tools.split(",")
             tokenizer = _word_tokenizer(folder / "words") if set(tools) - {"ours"} else ""
             if "ours" in tools:
-                outcome = ours(url, offer)
+                outcome = ours(url, offer, server.pid)
                 _print("this client", offer, outcome, _take(url))
             if "vllm" in tools:
                 outcome = vllm_bench(url, offer, folder, tokenizer)

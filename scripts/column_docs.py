@@ -18,6 +18,8 @@ _ABOUT = {
     "steps": "One row an engine step, in the order of scheduling.",
     "events": "One row an event.",
     "gpu": "One row a GPU and sample; only where a live run found a GPU.",
+    "gauges": "One row a change of a patch's gauge, looked at after each step was scheduled and at the end; only where "
+    "patches that have gauges ran on the virtual engine.",
 }
 _HEAD = """# Columns of the records
 

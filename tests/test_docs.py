@@ -24,6 +24,7 @@ DOCUMENTS = (
             "VALIDATION.md",
             "GPU_TIMING.md",
             "LIVE.md",
+            "IDENTITY.md",
             "TUNED.md",
             "COLUMNS.md",
         )

@@ -6,7 +6,8 @@ bytes on any machine, in any process.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import hashlib
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +30,16 @@ class Tenant:
     priority: int
     slo_ttft_ms: float
     short: bool
+
+    @property
+    def identity(self) -> dict[str, str | int | float]:
+        """Who it is, as its requests carry it to the engine (`SamplingParams.extra_args`)."""
+        return {
+            "tenant": self.name,
+            "tier": self.tier,
+            "weight": self.weight,
+            "slo_ttft_ms": self.slo_ttft_ms,
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,3 +116,13 @@ class Workload:
             if tenant.name == name:
                 return tenant
         raise KeyError(name)
+
+    def of_tenant(self, name: str) -> Workload:
+        """This tenant's requests alone, as and when they are sent here; KeyError if there is no such tenant."""
+        requests = (request for request in self.requests if request.tenant == name)
+        return replace(
+            self,
+            tenants=(self.tenant(name),),
+            requests=tuple(replace(request, index=i) for i, request in enumerate(requests)),
+            sha256=hashlib.sha256(f"{self.sha256} {name}".encode()).hexdigest(),
+        )

@@ -8,13 +8,13 @@ import typer
 
 from harness.errors import UserError
 
-ENGINES = ("virtual", "live")
-_PLANNED = ("emulated",)
+ENGINES = ("virtual", "emulated", "live")
 
 Engine = Annotated[
     str,
     typer.Option(
-        help="virtual: the real scheduler on a profile's virtual clock; live: a real server with a real model"
+        help="virtual: the real scheduler on a profile's virtual clock; emulated: a real server with the profile's step "
+        "times; live: a real server with a real model"
     ),
 ]
 TimeScale = Annotated[
@@ -34,12 +34,16 @@ LengthScale = Annotated[
     ),
 ]
 WarmupSeconds = Annotated[
-    float, typer.Option("--warmup-s", help="live: seconds that each server is warmed up at least", min=0)
+    float,
+    typer.Option(
+        "--warmup-s", help="live and emulated: seconds that each server is warmed up at least", min=0
+    ),
 ]
 AgainOption = Annotated[
     bool,
     typer.Option(
-        "--aa/--no-aa", help="live: measure a baseline twice, which shows how small an effect can be seen"
+        "--aa/--no-aa",
+        help="live and emulated: measure a baseline twice, which shows how small an effect can be seen",
     ),
 ]
 Recalibrate = Annotated[
@@ -55,16 +59,14 @@ VllmFlags = Annotated[
 
 def check_engine(engine: str) -> None:
     """UserError for an engine that there is not."""
-    if engine in _PLANNED:
-        raise UserError(f"--engine {engine}: it is planned, not there yet; use {' or '.join(ENGINES)}")
     if engine not in ENGINES:
         raise UserError(f"--engine {engine}: it is one of {', '.join(ENGINES)}")
 
 
-def refuse_without_live(engine: str, **given: object) -> None:
-    """UserError for an option that only a live run has."""
+def refuse_in_virtual(**given: object) -> None:
+    """UserError for an option that only a run on a real server has."""
     for name, value in given.items():
-        if value and engine != "live":
+        if value:
             raise UserError(f"--{name.replace('_', '-')} goes with --engine live")
 
 

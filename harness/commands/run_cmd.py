@@ -18,7 +18,7 @@ from harness.commands.live_options import (
     VllmFlags,
     WarmupSeconds,
     check_engine,
-    refuse_without_live,
+    refuse_in_virtual,
     scales,
 )
 from harness.commands.profile_options import (
@@ -130,13 +130,15 @@ def run(
         typer.echo("\n".join(five_phase.phase_lines()))
         return
     check_engine(engine)
-    live = engine == "live"
-    if live:
+    live, served = engine == "live", engine != "virtual"
+    if served:
         live_setup.refuse_jobs(jobs)
         if sensitivity:
-            raise UserError("--sensitivity varies what a profile assumes, and a live run assumes nothing")
+            raise UserError(
+                f"--sensitivity recomputes verdicts of the virtual engine; leave it out with --engine {engine}"
+            )
     else:
-        refuse_without_live(engine, recalibrate=recalibrate, vllm_flag=vllm_flag, no_aa=not aa)
+        refuse_in_virtual(recalibrate=recalibrate, vllm_flag=vllm_flag, no_aa=not aa)
     small = live and trace is None and live_setup.on_cpu()
     lengths = (live_setup.CPU_TIME_SCALE, live_setup.CPU_LENGTH_SCALE) if small else (1.0, 1.0)
     time_scale, length_scale = scales(time_scale, length_scale, lengths)
@@ -169,10 +171,10 @@ def run(
     console = Console()
     settings: LiveSettings | None = None
     machine: Machine | None = None
+    wanted = live_setup.LiveRequest(
+        model, tuple(vllm_flag or ()), warmup_s, aa, recalibrate, tensor_parallel or 1
+    )
     if live:
-        wanted = live_setup.LiveRequest(
-            model, tuple(vllm_flag or ()), warmup_s, aa, recalibrate, tensor_parallel or 1
-        )
         settings, machine = live_setup.settle(wanted, length_scale, lambda text: say(console, text))
         if kv_blocks is not None:
             raise UserError("--kv-blocks is of a virtual run; a server's KV cache is as large as it says")
@@ -186,13 +188,16 @@ def run(
     )
     if not isinstance(loaded, Machine):
         variations(loaded, assumed)
+        if served and not live:
+            settings = live_setup.settle_emulated(loaded, wanted)
     listed = [baseline(loaded, name) for name in BASELINES]
     listed += with_ablations(loaded, names, values, base, each=each, leave_one_out=leave_one_out)
     if arms is not None:
         listed += from_toml(arms, loaded)
     chosen = tuple(select(listed, split(only_arms)))
     if settings is not None:
-        live_setup.refuse_arms(chosen, settings)
+        if live:
+            live_setup.refuse_arms(chosen, settings)
         settings, chosen = live_setup.with_again(settings, chosen, aa)
     if trace is not None:
         asked = TraceRequest(
@@ -216,7 +221,7 @@ def run(
     plan = RunPlan(
         workload=workload,
         profile=loaded,
-        seeds=tuple(range(seeds or (3 if trace is None and not live else 1))),
+        seeds=tuple(range(seeds or (3 if trace is None and not served else 1))),
         arms=chosen,
         live=settings,
     )
@@ -226,10 +231,14 @@ def run(
     for line in [*said, f"run folder: {run_dir}"]:
         say(console, line)
     command = ["bench", *sys.argv[1:]]
-    if live:
+    if served:
         from harness import live_run
 
         failed = live_run.execute(plan, run_dir, command, console)
+        if not live:
+            from harness import http_path
+
+            http_path.measure(plan, run_dir, command, console)
         live_run.finish(plan, run_dir, failed, lambda: finish(run_dir, console, json_path))
         return
     runs.execute(plan, run_dir, jobs or runs.default_jobs(), command, console)

@@ -56,6 +56,12 @@ def serve(
             show_envvar=True,
         ),
     ] = "",
+    identity: Annotated[
+        Path | None,
+        typer.Option(
+            help="file of API keys and tenants (bench keys); each request is served as its key's tenant"
+        ),
+    ] = None,
     log: Annotated[
         Path | None, typer.Option(help="file for vLLM's output (default: a temporary one, kept on failure)")
     ] = None,
@@ -69,6 +75,7 @@ def serve(
     from harness.arms import read_toml
     from harness.atomic import check_writable
     from harness.engines.live import command, ports
+    from harness.engines.live.server import new_key
     from harness.engines.live.server import serve as run_server
     from patches.seam.plan import resolve
 
@@ -77,7 +84,11 @@ def serve(
     flags = tuple(vllm_flags or ())
     if flags and not flags[0].startswith("-"):
         raise UserError(f"{flags[0]!r}: flags of vLLM follow a --, as in bench serve -- --max-num-seqs 32")
-    _check_key(api_key, host, loopback=ports.is_loopback(host))
+    _check_key(api_key, host, loopback=ports.is_loopback(host) or identity is not None)
+    if identity is not None:
+        from patches.front.tenants import read_entries
+
+        read_entries(identity)
     check_writable(log)
     if model is not None:
         command.check_model(model, None)
@@ -96,7 +107,9 @@ def serve(
             extra=flags,
             host=host,
             port=port,
-            api_key=api_key,
+            # With tenants there is an operator too, if only for the first completion.
+            api_key=api_key or (new_key() if identity is not None else ""),
+            identity=identity,
             control=False,
             online=model is not None and not Path(model).is_dir(),
         )
@@ -125,7 +138,14 @@ def _tell(server: Server, spec: ServeSpec, say: Any) -> None:
         say(f"patches: {plan.label}, in force in {places}")
     else:
         say("patches: none; this is vLLM as it is")
-    say("requests need the key" if spec.api_key else "requests need no key; only this machine can send any")
+    if spec.identity is not None:
+        say(f"requests need a tenant's key: {spec.identity}")
+    else:
+        say(
+            "requests need the key"
+            if spec.api_key
+            else "requests need no key; only this machine can send any"
+        )
     say("Ctrl-C ends it")
 
 

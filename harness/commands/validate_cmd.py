@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from harness.errors import UserError
+
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from harness.validate_live import LiveValidation
     from harness.validation_figures import Unqueued, Validation
 
 
@@ -22,7 +25,11 @@ def register(app: typer.Typer) -> None:
 
 def validate(
     folder: Annotated[
-        Path, typer.Argument(metavar="DIR", help="requests.jsonl, workload.jsonl and run_meta.json of a run")
+        Path,
+        typer.Argument(
+            metavar="DIR",
+            help="requests.jsonl, workload.jsonl and run_meta.json of a run, or the folder of a live `bench run`",
+        ),
     ],
     profile: Annotated[
         str | None,
@@ -35,6 +42,12 @@ def validate(
     blocks: Annotated[
         int | None, typer.Option(help="KV blocks (default: as recorded, else derived from memory)", min=1)
     ] = None,
+    pair: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="BASE:ARM of a live run: does the change have the same sign on the virtual engine? may be repeated"
+        ),
+    ] = None,
     json_path: Annotated[
         Path | None, typer.Option("--json", help="also write the errors to this file")
     ] = None,
@@ -43,10 +56,27 @@ def validate(
     from rich.console import Console
 
     from harness import validate as validation
+    from harness import validate_live
     from harness.atomic import check_writable, write_json
+    from harness.profiles import load_profile
 
     check_writable(json_path)
     console = Console()
+    if validate_live.is_live_run(folder):
+        if profile is None:
+            raise UserError(
+                f"{folder} is a run of `bench run`: name what predicts it, --profile DIR, "
+                "as `bench calibrate OTHER_RUN DIR` writes one"
+            )
+        found = validate_live.validate(
+            folder, load_profile(profile, model, None, blocks), _pairs(pair or ()), console.print
+        )
+        show_live(console, found)
+        if json_path is not None:
+            write_json(json_path, found.to_json())
+        return
+    if pair:
+        raise UserError(f"--pair is of a live run, and {folder} is none")
     with _bar(console) as progress:
         result = validation.validate(folder, profile, blocks, model, progress)
     show(console, result)
@@ -71,6 +101,68 @@ def _bar(console: Console) -> Iterator[Callable[[int, int], None] | None]:
     with Progress(*columns, console=console, transient=True) as bars:
         task = bars.add_task("replay", total=None)
         yield lambda ended, total: bars.update(task, completed=ended, total=total)
+
+
+def _pairs(given: Sequence[str]) -> list[tuple[str, str]]:
+    pairs = []
+    for text in given:
+        base, colon, arm = text.partition(":")
+        if not (base and colon and arm) or ":" in arm:
+            raise UserError(f"--pair {text}: give two arms as BASE:ARM")
+        pairs.append((base, arm))
+    return pairs
+
+
+def show_live(console: Console, found: LiveValidation) -> None:
+    """Both tables: how far off the means are, and whether each decision comes out as it did live."""
+    from rich.table import Table
+
+    from harness.validate_live import FIGURES
+
+    table = Table(title=f"{found.run} on {found.profile}: means over the requests served in both")
+    for column in ("arm", "figure", "requests", "live", "virtual", "error"):
+        table.add_column(column, justify="left" if column in ("arm", "figure") else "right")
+    for one in found.errors:
+        table.add_row(
+            one.arm,
+            FIGURES[one.figure],
+            str(one.requests),
+            f"{one.live_ms:.1f} ms",
+            f"{one.virtual_ms:.1f} ms",
+            f"{one.error_pct:+.1f}%",
+            end_section=one.figure == [*FIGURES][-1],
+        )
+    console.print(table)
+    means = ", ".join(f"{title} {found.mean_error_pct(name):.1f}%" for name, title in FIGURES.items())
+    console.print(f"error without its sign, mean over the arms: {means}", highlight=False)
+    if not found.decisions:
+        return
+    table = Table(title="does a change have the sign that it has live?")
+    for column in ("from", "to", "figure", "live", "95%", "virtual", "sign"):
+        table.add_column(column, justify="left" if column in ("from", "to", "figure", "sign") else "right")
+    for d in found.decisions:
+        said = "the same" if d.agrees else "OTHER"
+        table.add_row(
+            d.base,
+            d.arm,
+            FIGURES[d.figure],
+            f"{d.live_pct:+.1f}%",
+            f"{d.low:+.1f} to {d.high:+.1f}",
+            f"{d.virtual_pct:+.1f}%",
+            said if d.decides else f"({said})",
+        )
+    console.print(table)
+    decided = [d for d in found.decisions if d.decides]
+    if len(decided) < len(found.decisions):
+        console.print("in brackets: what live does not decide", highlight=False)
+    console.print(
+        f"{sum(d.agrees for d in decided)} of {len(decided)} changes that live decides have the same sign",
+        highlight=False,
+    )
+    noise = {FIGURES[d.figure]: d.noise_pct for d in found.decisions if d.noise_pct}
+    if noise:
+        said = ", ".join(f"{title} {pct:.1f}%" for title, pct in noise.items())
+        console.print(f"two servers with the same flags differed by: {said}", highlight=False)
 
 
 def show(console: Console, result: Validation) -> None:

@@ -37,6 +37,22 @@ class Seconds:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class Shares:
+    """Windows of 5 s: when they start, tokens of service over weight, and who was backlogged.
+
+    Shapes (windows,), (tenants, windows) and (tenants, windows).
+    """
+
+    starts_ns: Ints
+    service: Floats
+    backlogged: npt.NDArray[np.bool_]
+
+    def jain(self, window: int) -> float:
+        """Jain's index over the tenants that are backlogged in this window."""
+        return jain_index(self.service[self.backlogged[:, window], window])
+
+
 def seconds_of(chunks: Chunks, grid: BlockGrid, seed: int) -> Seconds:
     """Cut each phase into seconds; the last one may be shorter, so that they tile the phase exactly."""
     parts = []
@@ -65,26 +81,33 @@ def jain_by_window(
 ) -> tuple[Floats, Ints]:
     """Jain's index of every whole 5 s window in which two or more tenants are backlogged.
 
+    Returns:
+        the indices and the windows' starting times, ns; shapes (windows with a value,).
+    """
+    shares = shares_by_window(requests, chunks, who, tenants, windows)
+    several = np.flatnonzero(shares.backlogged.sum(axis=0) >= 2)
+    return np.array([shares.jain(i) for i in several], dtype=np.float64), shares.starts_ns[several]
+
+
+def shares_by_window(
+    requests: pd.DataFrame, chunks: Chunks, who: Ints, tenants: int, windows: Sequence[Window]
+) -> Shares:
+    """What each tenant got in every whole 5 s window, and whether it wanted more.
+
     A tenant is backlogged in a window if at every moment of it one of its requests was sent (by
     intention) and not yet scheduled. Its service is the output tokens received in the window plus its
     uncached prompt tokens, which count evenly from first scheduling to first token, over its weight.
 
     Args:
         who: the tenant's number of each request, shape (requests,).
-
-    Returns:
-        the indices and the windows' starting times, ns; shapes (windows with a value,).
     """
     starts = np.concatenate([np.arange(w.start_ns, w.end_ns - WINDOW_NS + 1, WINDOW_NS) for w in windows])
     if len(starts) == 0:
-        return np.zeros(0), np.zeros(0, dtype=np.int64)
+        return Shares(starts.astype(np.int64), np.zeros((tenants, 0)), np.zeros((tenants, 0), dtype=bool))
     weight = np.ones(tenants)
     weight[who] = requests["weight"].to_numpy(np.float64)
     service = _service(requests, chunks, who, tenants, starts) / weight[:, None]
-    backlogged = _backlogged(requests, who, tenants, starts)
-    several = np.flatnonzero(backlogged.sum(axis=0) >= 2)
-    index = np.array([jain_index(service[backlogged[:, i], i]) for i in several], dtype=np.float64)
-    return index, starts[several]
+    return Shares(starts, service, _backlogged(requests, who, tenants, starts))
 
 
 def _service(requests: pd.DataFrame, chunks: Chunks, who: Ints, tenants: int, starts: Ints) -> Floats:

@@ -91,8 +91,13 @@ class _Mlfq:
         self._left_tokens = knobs.last_level_step_tokens
         self._last_admitted_s = context.clock()
         self._demotions = self._promotions = 0
+        # The level of each waiting request (it changes by a preemption only), and how many wait in each.
+        self._waits_in: dict[str, int] = {}
+        self._waiting_at = [0] * (_LAST + 1)
         context.gauge("mlfq_demotions", lambda: float(self._demotions))
         context.gauge("mlfq_promotions", lambda: float(self._promotions))
+        for level in range(_LAST + 1):
+            context.gauge(f"mlfq_waiting_level_{level}", lambda level=level: float(self._waiting_at[level]))
 
     # levels
 
@@ -146,7 +151,8 @@ class _Mlfq:
     # bookkeeping
 
     def on_add(self, request: Any, now: float) -> None:
-        """Note a prompt that is in the last level from the start."""
+        """Note where it waits, and a prompt that is in the last level from the start."""
+        self._begins_to_wait(request)
         if self.level(request) == _LAST:
             self._last_waiting.add(request.request_id)
 
@@ -159,11 +165,10 @@ class _Mlfq:
             served[request_id] = total
             if total > bounds.get(request_id, first):
                 self._demote(request_id, total)
-        if self._last_waiting:
-            for new in scheduler_output.scheduled_new_reqs:
-                self._on_admission(new.req_id, now)
-            for request_id in scheduler_output.scheduled_cached_reqs.resumed_req_ids:
-                self._on_admission(request_id, now)
+        for new in scheduler_output.scheduled_new_reqs:
+            self._on_admission(new.req_id, now)
+        for request_id in scheduler_output.scheduled_cached_reqs.resumed_req_ids:
+            self._on_admission(request_id, now)
         self._last_prefilling = sum(1 for r in self._last_running.values() if r.is_prefill_chunk)
         self._left_tokens = self._knobs.last_level_step_tokens
 
@@ -180,6 +185,7 @@ class _Mlfq:
             self._last_running[request_id] = request
 
     def _on_admission(self, request_id: str, now: float) -> None:
+        self._waits_no_more(request_id)
         if request_id in self._last_waiting:
             self._last_waiting.discard(request_id)
             request = self._last_running[request_id] = self._context.scheduler.requests[request_id]
@@ -195,6 +201,7 @@ class _Mlfq:
         if self.level(request) > 0:
             self._lifted[request_id] = self._lifted.get(request_id, 0) + 1
             self._promotions += 1
+        self._begins_to_wait(request)
 
     def on_finish(self, request: Any, now: float) -> None:
         """Forget it."""
@@ -202,7 +209,18 @@ class _Mlfq:
         for account in (self._served, self._lifted, self._next_bound):
             account.pop(request_id, None)
         self._last_waiting.discard(request_id)
+        self._waits_no_more(request_id)
         self._stop_running(request_id)
+
+    def _begins_to_wait(self, request: Any) -> None:
+        self._waits_no_more(request.request_id)
+        level = self._waits_in[request.request_id] = self.level(request)
+        self._waiting_at[level] += 1
+
+    def _waits_no_more(self, request_id: str) -> None:
+        level = self._waits_in.pop(request_id, None)
+        if level is not None:
+            self._waiting_at[level] -= 1
 
     def _stop_running(self, request_id: str) -> None:
         request = self._last_running.pop(request_id, None)

@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from patches.seam.ledger import Ledger
 from patches.seam.plan import PatchPlan
 from patches.seam.receipt import Tallies
 from patches.seam.upstream_lock import check
+
+if TYPE_CHECKING:
+    from patches.seam.runtime import Runtime
 
 StepListener = Callable[[], None]
 
@@ -60,6 +63,14 @@ class Installation:
 def active() -> Installation | None:
     """The plan that is installed in this process, if any."""
     return _active
+
+
+def runtime_of(scheduler: Any) -> Runtime | None:
+    """The Runtime of a scheduler that was built while a plan was installed; None for a stock one."""
+    from patches.seam.runtime import RUNTIME_ATTR
+
+    found: Runtime | None = scheduler.__dict__.get(RUNTIME_ATTR)
+    return found
 
 
 def install(plan: PatchPlan, listener: StepListener | None = None) -> Installation:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -9,15 +10,17 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from patches.seam.receipt import PatchTally
     from patches.seam.runtime import Runtime
+    from patches.seam.tenant_queue import TenantLine
 
 
 @dataclass(frozen=True, slots=True)
 class RequestInfo:
     """Who sent a request, and when it first reached the scheduler.
 
-    `tenant` and `tier` come from `sampling_params.extra_args` ("" where absent), `priority` is
-    vLLM's own (smaller first), `queued_s` is the scheduler's clock when the request was added and
-    `sequence` its number in order of arrival, from 0.
+    `tenant`, `tier`, `weight` (its share under contention) and `slo_ttft_s` (the target for its first
+    token, from arrival) come from `sampling_params.extra_args`; where absent they are "", "", 1 and
+    infinity. `priority` is vLLM's own (smaller first), `queued_s` is the scheduler's clock when the
+    request was added and `sequence` its number in order of arrival, from 0.
     """
 
     tenant: str
@@ -26,6 +29,8 @@ class RequestInfo:
     prompt_tokens: int
     queued_s: float
     sequence: int
+    weight: float = 1.0
+    slo_ttft_s: float = math.inf
 
 
 class Context:
@@ -46,11 +51,19 @@ class Context:
         self.clock: Callable[[], float] = runtime.clock
         self.seed: int = runtime.seed
 
+    def beside(self, patch: str) -> bool:
+        """Whether a patch of that name is in force here as well."""
+        return patch in self._runtime.plan.names
+
     # identity and state
 
     def request_info(self, request: Any) -> RequestInfo:
         """Who the request belongs to; computed once per request."""
         return self._runtime.info(request)
+
+    def arrived_s(self, request: Any) -> float:
+        """When the request reached the API, on the scheduler's clock: before `queued_s`, by what lay between."""
+        return self._runtime.arrived_s(request)
 
     def is_running(self, request: Any) -> bool:
         """Whether the request is in the running list (as of its status)."""
@@ -68,6 +81,17 @@ class Context:
         """Number of waiting requests that some gate holds."""
         return self._runtime.held_requests()
 
+    def line(self, tenant: str) -> TenantLine:
+        """What the tenant has waiting that no gate holds; O(1). Only where the queue keeps tenants apart."""
+        return self._runtime.tenant_queue().line(tenant)
+
+    def lines(self, most: int) -> list[TenantLine]:
+        """The first `most` tenants by rank that have something waiting that no gate holds; O(most log tenants).
+
+        Only where the queue keeps tenants apart: in a plan with `tenant_rank` or a patch that is `by_tenant`.
+        """
+        return self._runtime.tenant_queue().lines(most)
+
     def kv_usage(self) -> float:
         """Share of the KV blocks that are referenced, 0 to 1."""
         return float(self.scheduler.kv_cache_manager.usage)
@@ -80,6 +104,10 @@ class Context:
         O(log n) for a waiting request, O(1) for a running one, nothing for an unknown one.
         """
         self._runtime.rekey(request)
+
+    def rerank(self, tenant: str) -> None:
+        """A tenant's rank has changed. Must be called when it has fallen; a rise is noticed without."""
+        self._runtime.rerank(tenant)
 
     def release(self, request: Any) -> None:
         """Let a request that a gate holds be considered (and its gates asked) again at once."""
@@ -103,7 +131,12 @@ class Context:
         self._tally.add(hook, n)
 
     def gauge(self, name: str, value: float | Callable[[], float]) -> None:
-        """Put a mechanism metric into the receipt; a callable is asked when the receipt is written."""
+        """Declare a mechanism metric: its last value goes into the receipt, its changes into `gauges.parquet`.
+
+        A callable is asked when the receipt is written and, on the virtual engine, after each step was scheduled: it
+        must be cheap, O(1), and change nothing. `<patch>_waiting_level_<n>`, the number of requests that wait in
+        level n, is drawn over time in the report.
+        """
         self._tally.gauges[name] = value
 
     def eviction_hint(self, block: Any) -> float:

@@ -79,6 +79,20 @@ def compile_key(hooks: Sequence[Bound]) -> Callable[[Any, float], KeyParts]:
     return composite
 
 
+def compile_rank(hook: Bound) -> Callable[[str, float], float]:
+    """Kind `first`, seam `tenant_rank`: the owner's answer, counted."""
+    name, function, tally = hook
+
+    def rank(tenant: str, now: float) -> float:
+        value: float = function(tenant, now)
+        if value != value:
+            raise HookError(f"patch {name!r}, seam tenant_rank: returned NaN")
+        tally.add("tenant_rank")
+        return value
+
+    return rank
+
+
 def compile_gates(hooks: Sequence[Bound]) -> tuple[Callable[[Any, float], str | None], ...]:
     """Kind `gate`: one callable per gate, in order; the queue asks them in turn and stops at the first reason."""
 
@@ -127,16 +141,22 @@ def compile_score(hooks: Sequence[Bound], seam: str) -> Callable[[Any], float]:
     return score
 
 
-def compile_expiry(hook: Bound) -> Callable[[float], list[tuple[str, str]]]:
-    """Kind `first`, seam `expire`: what to end now, each counted."""
-    _, function, tally = hook
+def compile_expiry(hooks: Sequence[Bound]) -> Callable[[float], dict[str, str]]:
+    """Kind `gate`, seam `expire`: the union of what to end now; the first to name a request gives its reason.
 
-    def expire(now: float) -> list[tuple[str, str]]:
-        due: Iterable[tuple[str, str]] = function(now)
-        out = list(due)
-        if out:
-            tally.add("expire", len(out))
-        return out
+    Counted is whose reason held.
+    """
+
+    def expire(now: float) -> dict[str, str]:
+        reasons: dict[str, str] = {}
+        for _, hook, tally in hooks:
+            before = len(reasons)
+            due: Iterable[tuple[str, str]] = hook(now)
+            for request_id, reason in due:
+                reasons.setdefault(request_id, reason)
+            if len(reasons) > before:
+                tally.add("expire", len(reasons) - before)
+        return reasons
 
     return expire
 

@@ -105,6 +105,11 @@ class Hooks:
     Attributes:
         request_key: the request's part of the ordering key. Called when the request is queued (also
             after a preemption), when `valid_until` has passed while it waits, and on `Context.rekey`.
+        tenant_rank: (tenant, now) -> rank; smaller is served first, before any request's key is looked at.
+            Asked when a tenant may be next and when running prefills and victims are ordered, so it must be
+            O(1). It may rise at any time; when it falls call `Context.rerank`.
+        on_pick, on_put_back: within a pass, so that the next pick knows of those before it. A picked
+            request is about to be admitted unless it is put back at the end of the pass.
         waiting_gate: why the request must wait although it is next, or None. Asked for the request at
             the head only. A held one is asked again when it is the best of those this gate holds, at
             most once a step, and after `Context.release`.
@@ -120,11 +125,16 @@ class Hooks:
         eviction_hint: a block's extra worth; higher is kept longer. What it does is the owner's to say.
         on_touch: blocks of a prefix hit; those with `ref_cnt == 0` are still in the free queue.
         on_evict: a cached block and its hash, before the hash is removed.
-        expire: (request id, stop reason) of requests to end now.
+        expire: (request id, stop reason) of requests to end; asked before each scheduling pass, ahead of
+            `before_schedule`, in order of rank. They are not scheduled again, and the reason
+            (`patches.seam.endings`) is delivered with the next update. Unknown ids are passed over.
         api_admission: raises what upstream's API layer turns into a refusal.
     """
 
     request_key: Callable[[Any, float], KeyPart] | None = None
+    tenant_rank: Callable[[str, float], float] | None = None
+    on_pick: Callable[[Any, float], None] | None = None
+    on_put_back: Callable[[Any, float], None] | None = None
     waiting_gate: Callable[[Any, float], str | None] | None = None
     token_cap: Callable[[Any, int, int, float], int] | None = None
     victim_hint: Callable[[Any], float] | None = None
@@ -158,6 +168,8 @@ class Patch:
         why, how: paragraphs for its page. baseline: the upstream flags that it is measured against.
         mechanism: the metric that must move for a win to count.
         requires, conflicts: names of other patches. replaces: engine flags that it takes the place of.
+        by_tenant: whether its waiting gate answers by tenant. The queue then keeps tenants apart: a refusal of
+            a tenant's first request shuts that tenant's line for the step, and nobody else's.
         changes_outputs: whether it may change what is generated, not only when.
         references: papers, issues. removable_when: what upstream would have to do.
     """
@@ -178,6 +190,7 @@ class Patch:
     requires: tuple[str, ...] = ()
     conflicts: tuple[str, ...] = ()
     replaces: tuple[str, ...] = ()
+    by_tenant: bool = False
     changes_outputs: bool = False
     references: tuple[str, ...] = ()
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from vllm.v1.core.sched.request_queue import RequestQueue
@@ -19,6 +19,9 @@ from vllm.v1.core.sched.request_queue import RequestQueue
 Key = tuple[Any, ...]
 KeyOf = Callable[[Any, float], tuple[Key, float | None]]
 Gate = Callable[[Any, float], str | None]
+Notice = Callable[[Any, float], None]
+#: Number of a gate, from 1, and the reason that it gave.
+Cause = tuple[int, str]
 
 _READY = 0
 _DEAD = -1
@@ -27,7 +30,7 @@ _DEAD = -1
 class _Entry:
     """One queued request. A heap item is live while it carries the entry's current stamp."""
 
-    __slots__ = ("due", "key", "reason", "request", "stamp", "timer_stamp", "tokens", "where")
+    __slots__ = ("cause", "due", "key", "lane", "request", "stamp", "timer_stamp", "tokens", "where")
 
     def __init__(self, request: Any, key: Key, due: float | None) -> None:
         self.request = request
@@ -37,7 +40,10 @@ class _Entry:
         self.where = _READY
         self.stamp = _DEAD
         self.timer_stamp = _DEAD
-        self.reason = ""
+        # Which gate holds it, and why.
+        self.cause: Cause | None = None
+        # Which tenant's requests it is among, where the queue keeps them apart.
+        self.lane: Any = None
 
 
 _Item = tuple[Key, int, _Entry]
@@ -51,15 +57,25 @@ class KeyedRequestQueue(RequestQueue):
         key_of: (request, now) -> (key, valid_until). Keys of different requests must differ.
         clock: seconds; `valid_until` is on this clock.
         gates: asked in order for the request at the head; the first reason holds it.
+        on_pick, on_put_back: told of each request that is popped, and of each popped one that comes back.
 
     `len` counts held requests; `bool`, peek and pop do not see them. `begin_step` must be called
     before each scan: it applies expired keys and lets each gate's best held request be asked again.
     """
 
-    def __init__(self, key_of: KeyOf, clock: Callable[[], float], gates: tuple[Gate, ...] = ()) -> None:
+    def __init__(
+        self,
+        key_of: KeyOf,
+        clock: Callable[[], float],
+        gates: tuple[Gate, ...] = (),
+        on_pick: tuple[Notice, ...] = (),
+        on_put_back: tuple[Notice, ...] = (),
+    ) -> None:
         self._key_of = key_of
         self._clock = clock
         self._gates = gates
+        self._on_pick = on_pick
+        self._on_put_back = on_put_back
         self._now = clock()
         self._entries: dict[Any, _Entry] = {}
         # One heap for ready requests, then one for each gate's held ones.
@@ -71,6 +87,7 @@ class KeyedRequestQueue(RequestQueue):
         self._stamps = 0
         self._tokens = 0
         self._held = 0
+        self._held_by: dict[Cause, int] = {}
 
     # upstream's contract
 
@@ -89,6 +106,8 @@ class KeyedRequestQueue(RequestQueue):
             if entry is None:
                 self._insert_new(request)
             else:
+                for notice in self._on_put_back:
+                    notice(request, self._now)
                 entry.where = _READY
                 self._insert(entry)
 
@@ -106,6 +125,8 @@ class KeyedRequestQueue(RequestQueue):
             raise IndexError("pop from an empty queue")
         self._discard(entry)
         self._popped[entry.request] = entry
+        for notice in self._on_pick:
+            notice(entry.request, self._now)
         return entry.request
 
     def remove_request(self, request: Any) -> None:
@@ -163,6 +184,9 @@ class KeyedRequestQueue(RequestQueue):
         if entry is not None and entry.where != _READY:
             self._move(entry, _READY)
 
+    def rerank(self, tenant: str) -> None:
+        """A tenant's rank has changed; nothing to do where tenants have none."""
+
     def drop_gates(self) -> None:
         """Use no gates: for requests that hold blocks, which must never wait for anything but the scan."""
         for entry in list(self._entries.values()):
@@ -175,7 +199,7 @@ class KeyedRequestQueue(RequestQueue):
     def reason(self, request: Any) -> str:
         """Why a gate holds the request; "" if none does."""
         entry = self._entries.get(request)
-        return entry.reason if entry is not None and entry.where != _READY else ""
+        return entry.cause[1] if entry is not None and entry.cause is not None else ""
 
     def next_due(self) -> float | None:
         """When the next key expires, on the queue's clock; None if none will."""
@@ -188,6 +212,11 @@ class KeyedRequestQueue(RequestQueue):
     def held(self) -> int:
         """Number of requests that gates hold."""
         return self._held
+
+    @property
+    def held_by(self) -> Mapping[Cause, int]:
+        """Number of requests held by each gate for each reason; without those that hold nobody. Not a copy."""
+        return self._held_by
 
     @property
     def tokens(self) -> int:
@@ -226,7 +255,7 @@ class KeyedRequestQueue(RequestQueue):
                 self._move(entry, index)
                 if self._heaps[index][0][2] is entry:
                     self._closed[index] = True
-            entry.reason = reason
+            self._set_cause(entry, (index, reason))
             return False
         return True
 
@@ -278,12 +307,27 @@ class KeyedRequestQueue(RequestQueue):
     def _move(self, entry: _Entry, where: int) -> None:
         self._held += (where != _READY) - (entry.where != _READY)
         entry.where = where
+        if where == _READY:
+            self._set_cause(entry, None)
         self._push(entry)
+
+    def _set_cause(self, entry: _Entry, cause: Cause | None) -> None:
+        before = entry.cause
+        if cause == before:
+            return
+        entry.cause, held_by = cause, self._held_by
+        if before is not None:
+            held_by[before] -= 1
+            if not held_by[before]:
+                del held_by[before]
+        if cause is not None:
+            held_by[cause] = held_by.get(cause, 0) + 1
 
     def _discard(self, entry: _Entry) -> None:
         del self._entries[entry.request]
         self._tokens -= entry.tokens
         self._held -= entry.where != _READY
+        self._set_cause(entry, None)
         entry.where = _READY
         entry.stamp = entry.timer_stamp = _DEAD
         self._head = None

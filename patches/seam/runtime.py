@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import importlib
+import math
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,6 +17,7 @@ from patches.seam.context import Context, RequestInfo
 from patches.seam.kinds import Bound, HookError
 from patches.seam.queue import Key, KeyedRequestQueue
 from patches.seam.receipt import Tallies
+from patches.seam.tenant_queue import TenantQueue
 
 if TYPE_CHECKING:
     from patches.seam.plan import PatchPlan
@@ -24,6 +26,9 @@ if TYPE_CHECKING:
 RUNTIME_ATTR = "patchbench_runtime"
 _TICKET_ATTR = "patchbench_ticket"
 _SCHEDULER_MODULE = "vllm.v1.core.sched.scheduler"
+
+# The longest that a request may have been under way to the scheduler.
+_OLDEST_S = 60.0
 
 # How many of the worst requests are brought to the tail when a preemption is near: one victim nearly
 # always frees enough, and each that is moved gives up its place in the token budget for this step.
@@ -59,6 +64,8 @@ class Runtime:
         self._arrivals = 0
         self._may_preempt = False
         self._native_priority = False
+        # Requests that a patch ended, with the stop reason, until an update delivers it.
+        self._ended: list[tuple[Any, str]] = []
         self._bind(plan, tallies)
 
     def _bind(self, plan: PatchPlan, tallies: Tallies) -> None:
@@ -75,13 +82,19 @@ class Runtime:
         keys, caps, hints, worth = (
             bound(s) for s in ("request_key", "token_cap", "victim_hint", "eviction_hint")
         )
-        expiry, owner, admission = (bound(s) for s in ("expire", "eviction_owner", "api_admission"))
+        endings, owner, admission = (bound(s) for s in ("expire", "eviction_owner", "api_admission"))
         self.key = kinds.compile_key(keys)
+        rank = bound("tenant_rank")
+        self.tenant_rank = kinds.compile_rank(rank[0]) if rank else None
+        self.by_tenant = bool(rank) or any(chosen.patch.by_tenant for chosen in plan.patches)
+        by_tenant = {chosen.patch.name for chosen in plan.patches if chosen.patch.by_tenant}
+        self._gates_by_tenant = tuple(name in by_tenant for name in plan.on_seam("waiting_gate"))
         self.gates = kinds.compile_gates(bound("waiting_gate"))
+        self._gate_names = plan.on_seam("waiting_gate")
         self.cap = kinds.compile_cap(caps)
         self.victim_hint = kinds.compile_score(hints, "victim_hint") if hints else None
         self.eviction_hint = kinds.compile_score(worth, "eviction_hint")
-        self.expire = kinds.compile_expiry(expiry[0]) if expiry else None
+        self.expire = kinds.compile_expiry(endings) if endings else None
         self.eviction_owner = owner[0][1] if owner else None
         self.admission = tuple(admission)
         self.before_schedule = kinds.compile_observers(bound("before_schedule"))
@@ -90,10 +103,12 @@ class Runtime:
         self.on_add = kinds.compile_observers(bound("on_add"))
         self.on_finish = kinds.compile_observers(bound("on_finish"))
         self.on_preempt = kinds.compile_observers(bound("on_preempt"))
+        self.on_pick = kinds.compile_observers(bound("on_pick"))
+        self.on_put_back = kinds.compile_observers(bound("on_put_back"))
         self.on_touch = kinds.compile_observers(bound("on_touch"))
         self.on_evict = kinds.compile_observers(bound("on_evict"))
-        self.has_key = bool(keys)
-        self.has_queue = bool(keys or self.gates)
+        self.has_key = bool(keys or rank)
+        self.has_queue = bool(self.has_key or self.gates or self.on_pick or self.on_put_back)
 
     # construction
 
@@ -117,7 +132,21 @@ class Runtime:
         """The queue that takes the place of upstream's; `policy` is what the engine was configured with."""
         replaced = any("scheduling_policy" in chosen.patch.replaces for chosen in self.plan.patches)
         self._native_priority = policy.value == "priority" and not replaced
-        queue = KeyedRequestQueue(self.key_of, self.clock, self.gates)
+        notices = (self.on_pick, self.on_put_back)
+        queue: KeyedRequestQueue
+        if self.by_tenant:
+            queue = TenantQueue(
+                self.key_of,
+                self.clock,
+                self.gates,
+                *notices,
+                tenant_of=lambda request: self.ticket(request).info.tenant,
+                # Tenants kept apart but not ranked: the better key goes first, as in one queue.
+                rank=self.tenant_rank or (lambda tenant, now: 0.0),
+                by_tenant=self._gates_by_tenant,
+            )
+        else:
+            queue = KeyedRequestQueue(self.key_of, self.clock, self.gates, *notices)
         self._queues.append(queue)
         return queue
 
@@ -137,6 +166,8 @@ class Runtime:
             prompt_tokens=int(request.num_prompt_tokens),
             queued_s=self.clock(),
             sequence=self._arrivals,
+            weight=_positive(extra.get("weight"), 1.0),
+            slo_ttft_s=_positive(extra.get("slo_ttft_ms"), math.inf) / 1e3,
         )
         self._arrivals += 1
         made = Ticket(info)
@@ -146,6 +177,18 @@ class Runtime:
     def info(self, request: Any) -> RequestInfo:
         """Who the request belongs to."""
         return self.ticket(request).info
+
+    def arrived_s(self, request: Any) -> float:
+        """When the request reached the API, on the scheduler's clock.
+
+        The API stamps it by the wall clock. Where the two clocks do not agree (an age below 0 or beyond a
+        minute) it counts as having come when it was queued.
+        """
+        module: Any = sys.modules[_SCHEDULER_MODULE]
+        age_s = float(module.time.time()) - float(request.arrival_time)
+        queued_s = self.info(request).queued_s
+        since_queued_s = self.clock() - queued_s
+        return queued_s - (age_s - since_queued_s) if since_queued_s <= age_s <= _OLDEST_S else queued_s
 
     def key_of(self, request: Any, now: float) -> tuple[Key, float | None]:
         """The whole ordering key and when it expires: patches' parts, then arrival, then sequence."""
@@ -165,6 +208,18 @@ class Runtime:
         for queue in self._queues:
             queue.rekey(request)
 
+    def rerank(self, tenant: str) -> None:
+        """Apply a tenant's changed rank."""
+        for queue in self._queues:
+            queue.rerank(tenant)
+
+    def tenant_queue(self) -> TenantQueue:
+        """The waiting queue of a plan whose queue keeps tenants apart; HookError in another plan."""
+        queue = self.scheduler.waiting
+        if not isinstance(queue, TenantQueue):
+            raise HookError("this needs a queue that keeps tenants apart: set by_tenant on the patch")
+        return queue
+
     def release(self, request: Any) -> None:
         """Let a held request be considered again."""
         for queue in self._queues:
@@ -182,6 +237,15 @@ class Runtime:
         """Number of waiting requests that gates hold."""
         return sum(queue.held for queue in self._queues)
 
+    def held_by_reason(self) -> dict[tuple[str, str], int]:
+        """Number of held requests by (patch whose gate holds them, its reason); reasons without any left out."""
+        names, out = self._gate_names, dict[tuple[str, str], int]()
+        for queue in self._queues:
+            for (gate, reason), count in queue.held_by.items():
+                key = (names[gate - 1], reason)
+                out[key] = out.get(key, 0) + count
+        return out
+
     def next_due(self) -> float | None:
         """When the next waiting request's key expires, on the scheduler's clock; None if none will."""
         due = [d for d in (queue.next_due() for queue in self._queues) if d is not None]
@@ -194,6 +258,8 @@ class Runtime:
         now = self.clock()
         for queue in self._queues:
             queue.begin_step(now)
+        if self.expire is not None:
+            self._end_named(now)
         if self.before_schedule:
             with self._preemption_allowed():
                 for hook in self.before_schedule:
@@ -206,6 +272,19 @@ class Runtime:
         now = self.clock()
         for hook in self.after_schedule:
             hook(scheduler_output, now)
+
+    def _end_named(self, now: float) -> None:
+        assert self.expire is not None
+        finish = self.scheduler.finish_requests
+        for request_id, reason in self.expire(now).items():
+            # One by one: upstream walks several as a set, whose order is not the same in every process.
+            for request in finish(request_id, RequestStatus.FINISHED_ABORTED):
+                self._ended.append((request, reason))
+
+    def take_ended(self) -> list[tuple[Any, str]]:
+        """Requests ended since the last call, with their stop reasons; an update delivers them."""
+        ended, self._ended = self._ended, []
+        return ended
 
     @contextmanager
     def _preemption_allowed(self) -> Iterator[None]:
@@ -247,9 +326,10 @@ class Runtime:
         chunks = [request for request in running if request.is_prefill_chunk]
         if self.has_key and len(running) * self._decode_tokens > self.scheduler.max_num_scheduled_tokens:
             # Not even the decodes all fit: now their order matters too.
-            running.sort(key=lambda r: (r.is_prefill_chunk, _key_of_ticket(r)))
+            place = self._place_key()
+            running.sort(key=lambda r: (r.is_prefill_chunk, place(r)))
         elif self.has_key and chunks:
-            chunks.sort(key=_key_of_ticket)
+            chunks.sort(key=self._place_key())
             if running[-len(chunks) :] != chunks:
                 running[:] = [r for r in running if not r.is_prefill_chunk] + chunks
         if self._blocks_may_run_short(running, len(chunks)):
@@ -257,10 +337,23 @@ class Runtime:
             tail = set(worst)
             running[:] = [r for r in running if r not in tail] + worst[::-1]
 
-    def _badness(self, request: Any) -> tuple[float, Key]:
+    def _place_key(self) -> Callable[[Any], Key]:
+        """What orders running requests: their key, behind their tenant's rank as it is now if tenants have one."""
+        rank, now = self.tenant_rank, self.clock()
+        if rank is None:
+            return _key_of_ticket
+
+        def ranked(request: Any) -> Key:
+            ticket: Ticket = request.__dict__[_TICKET_ATTR]
+            return (rank(ticket.info.tenant, now), *ticket.key)
+
+        return ranked
+
+    def _badness(self, request: Any) -> tuple[float, float, Key]:
         hint = self.victim_hint(request) if self.victim_hint is not None else 0.0
-        key = self.ticket(request).key or self.key_of(request, self.clock())[0]
-        return hint, key
+        ticket, now = self.ticket(request), self.clock()
+        rank = self.tenant_rank(ticket.info.tenant, now) if self.tenant_rank is not None else 0.0
+        return hint, rank, ticket.key or self.key_of(request, now)[0]
 
     def _blocks_may_run_short(self, running: list[Any], num_chunks: int) -> bool:
         free = self._pool.get_num_free_blocks()
@@ -278,3 +371,12 @@ class Runtime:
 def _key_of_ticket(request: Any) -> Key:
     ticket: Ticket = request.__dict__[_TICKET_ATTR]
     return ticket.key
+
+
+def _positive(value: Any, otherwise: float) -> float:
+    """A number above 0 as a request may carry it, else what stands for an absent one."""
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        return otherwise
+    return number if 0 < number < math.inf else otherwise

@@ -12,7 +12,42 @@ FILES: dict[str, str] = {
     "FreeKVCacheBlockQueue": "v1/core/kv_cache_utils.py",
     "EngineCoreOutput": "v1/engine/__init__.py",
     "AsyncLLM": "v1/engine/async_llm.py",
+    "EngineCore": "v1/engine/core.py",
+    "build_app": "entrypoints/launchers/app.py",
+    "init_entrypoints_middleware": "entrypoints/serve/middleware/register.py",
+    "AuthenticationMiddleware": "entrypoints/serve/middleware/authenticate.py",
+    "GenerateBaseServing": "entrypoints/generate/base/serving.py",
+    "OpenAIServingCompletion": "entrypoints/openai/completion/serving.py",
+    "create_error_response": "entrypoints/serve/exception_handling/error_response.py",
 }
+
+# What the observers of a live run hang on (`harness/engines/live/telemetry/hooks.py`).
+OBSERVED = (
+    "BlockPool._maybe_evict_cached_block",
+    "EngineCore._process_aborts_queue",
+    "EngineCore.preprocess_add_request",
+    "Scheduler.__init__",
+    "Scheduler._free_request",
+    "Scheduler._preempt_request",
+    "Scheduler.add_request",
+    "Scheduler.reset_prefix_cache",
+    "Scheduler.schedule",
+    "Scheduler.update_from_output",
+)
+
+# What the front of an API server relies on (`patches/front`): to be put in, to say who calls, and to answer for refusals.
+FRONT = (
+    "AuthenticationMiddleware",
+    "GenerateBaseServing._get_priority",
+    "build_app",
+    "init_entrypoints_middleware",
+)
+REFUSALS = (
+    "AsyncLLM.generate",
+    "GenerateBaseServing._convert_generation_error_to_streaming_response",
+    "OpenAIServingCompletion.completion_stream_generator",
+    "create_error_response",
+)
 
 
 def file_of(target: str) -> str:

@@ -11,6 +11,9 @@ from patches.seam.runtime import RUNTIME_ATTR, Runtime
 _SCHEDULER_SEAMS = frozenset(
     [
         "request_key",
+        "tenant_rank",
+        "on_pick",
+        "on_put_back",
         "waiting_gate",
         "token_cap",
         "victim_hint",
@@ -27,6 +30,8 @@ _SCHEDULER_SEAMS = frozenset(
         "expire",
     ]
 )
+# What our queue is needed for.
+_QUEUE_SEAMS = frozenset({"request_key", "tenant_rank", "on_pick", "on_put_back", "waiting_gate"})
 _POOL_SEAMS = frozenset({"eviction_owner", "on_touch", "on_evict"})
 
 
@@ -46,10 +51,10 @@ def _wrap_scheduler(installation: Installation, used: frozenset[str]) -> None:
     module: Any = importlib.import_module("vllm.v1.core.sched.scheduler")
     scheduler = module.Scheduler
     installation.wrap(scheduler, "__init__", _init(installation))
-    if used & {"request_key", "waiting_gate"}:
+    if used & _QUEUE_SEAMS:
         installation.wrap(module, "create_request_queue", _create_queue(installation))
-    steps = {"request_key", "waiting_gate", "victim_hint", "before_schedule", "after_schedule"}
-    if used & steps or installation.listener is not None:
+    steps = {"victim_hint", "before_schedule", "after_schedule", "expire"}
+    if used & (_QUEUE_SEAMS | steps) or installation.listener is not None:
         installation.wrap(scheduler, "schedule", _schedule(installation))
     if used & {"after_update", "expire"}:
         installation.wrap(scheduler, "update_from_output", _update)
@@ -137,21 +142,16 @@ def _schedule(installation: Installation) -> Any:
 
 def _update(original: Any) -> Any:
     from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs
-    from vllm.v1.request import RequestStatus
 
-    def end_expired(scheduler: Any, runtime: Runtime, outputs: Any, now: float) -> None:
-        assert runtime.expire is not None
-        reasons = dict(runtime.expire(now))
-        if not reasons:
-            return
-        for request in scheduler.finish_requests(list(reasons), RequestStatus.FINISHED_ABORTED):
-            # finish_requests tells the workers; the client hears of it only through an output.
+    def deliver_ended(runtime: Runtime, outputs: Any) -> None:
+        for request, reason in runtime.take_ended():
+            # Ending it has told the workers; the client hears of it only through an output.
             outputs.setdefault(request.client_index, EngineCoreOutputs()).outputs.append(
                 EngineCoreOutput(
                     request_id=request.request_id,
                     new_token_ids=[],
                     finish_reason=request.get_finished_reason(),
-                    stop_reason=reasons[request.request_id],
+                    stop_reason=reason,
                     events=request.take_events(),
                     trace_headers=request.trace_headers,
                 )
@@ -165,7 +165,7 @@ def _update(original: Any) -> Any:
             for hook in runtime.after_update:
                 hook(scheduler_output, outputs, now)
             if runtime.expire is not None:
-                end_expired(self, runtime, outputs, now)
+                deliver_ended(runtime, outputs)
         return outputs
 
     return update_from_output

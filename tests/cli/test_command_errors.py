@@ -7,13 +7,14 @@ from pathlib import Path
 import pytest
 
 from harness.cli import _run
+from patches.catalogue import CATALOGUE
 
 
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
         ("run --enable qoss", "qos"),
-        ("run --enable watermark", "not built"),
+        *((f"run --enable {one.name}", "not built") for one in CATALOGUE if not one.built),
         ("run --enable no_such_pkg.patch", "no_such_pkg"),
         ("run --enable qos,qos", "twice"),
         ("run --enable qos --set qos.short_prompt_tokens=many", "short_prompt_tokens"),
@@ -28,7 +29,10 @@ from harness.cli import _run
         ("run --seeds 0", "--seeds"),
         ("run --profile h900/llama", "profile"),
         ("run --mode pd", "pd"),
-        ("run --engine emulated", "virtual"),
+        ("run --engine emulated --vllm-flag=--seed=1", "--engine live"),
+        ("run --engine emulated --recalibrate", "the profile's"),
+        ("run --engine emulated --jobs 2", "one server at a time"),
+        ("run --engine emulated --sensitivity", "--engine emulated"),
         ("run --base best", "tuned"),
         ("run --only-arms nobody", "stock, tuned"),
         ("run --arms {tmp}/missing.toml", "missing.toml"),

@@ -109,7 +109,7 @@ def test_a_plain_request(driven: Driven) -> None:
         "stream": True,
         "priority": -1,
     }
-    assert body["vllm_xargs"] == {"tenant": "gold-a", "tier": "gold", "weight": 4}
+    assert body["vllm_xargs"] == {"tenant": "gold-a", "tier": "gold", "weight": 4, "slo_ttft_ms": 1000.0}
     assert body["stream_options"] == {"include_usage": True, "continuous_usage_stats": False}
     assert seen["headers"]["Authorization"] == "Bearer secret-key"
 

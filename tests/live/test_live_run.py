@@ -99,6 +99,7 @@ def manifests(ran: Ran) -> dict[str, dict[str, Any]]:
     }
 
 
+@pytest.mark.smoke
 def test_every_request_is_told_by_client_and_engine_alike(ran: Ran) -> None:
     run = load_run(ran.folder)
     assert run.missing == ()
@@ -122,6 +123,7 @@ def test_every_request_is_told_by_client_and_engine_alike(ran: Ran) -> None:
         assert len(batches) == len(steps)
 
 
+@pytest.mark.smoke
 def test_the_manifest_says_how_the_run_was_conducted(ran: Ran) -> None:
     for name, manifest in manifests(ran).items():
         codes = {reason["code"] for reason in manifest["validity"]["reasons"] if reason["fatal"]}
@@ -139,6 +141,7 @@ def test_the_manifest_says_how_the_run_was_conducted(ran: Ran) -> None:
         assert "Bearer" not in json.dumps(manifest) and "pb-" not in json.dumps(manifest["server"])
 
 
+@pytest.mark.smoke
 def test_the_patches_were_there_and_fired(ran: Ran) -> None:
     receipt = json.loads((ran.folder / ARM / "seed-0" / "receipt.json").read_text())
     plan = ran.plan.arm(ARM).plan
@@ -148,6 +151,7 @@ def test_the_patches_were_there_and_fired(ran: Ran) -> None:
     assert bare["hooks"] == {} and bare["plan_sha256"] is None
 
 
+@pytest.mark.smoke
 def test_the_report_names_engine_noise_and_conduct(ran: Ran) -> None:
     summary = write_summary(ran.folder)
     stalled = any(not arm["valid"] for arm in summary["arms"])
@@ -161,6 +165,7 @@ def test_the_report_names_engine_noise_and_conduct(ran: Ran) -> None:
         assert "INVALID" in text and "<s " in page
 
 
+@pytest.mark.smoke
 def test_what_is_there_is_kept(ran: Ran) -> None:
     before = {path: path.stat().st_mtime_ns for path in ran.folder.glob("*/seed-0/*")}
     assert live_run.execute(ran.plan, ran.folder, ["bench"], Console(quiet=True)) == []

@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from harness import failures
+from harness import failures, live_setup
 from harness import plan as plans
 from harness.arms import Arm, baseline, patched
 from harness.engines.flags import EngineFlags
@@ -204,7 +204,7 @@ def codes(run: verdict.Evidence) -> list[str]:
 
 def test_a_good_run_has_no_findings() -> None:
     run = evidence()
-    assert codes(run) == []
+    assert codes(run) == [] == codes(evidence(emulation={"late_ms": {"p50": 1.0, "p99": 9.5, "max": 30.0}}))
     assert verdict.validity(verdict.findings(run)) == {"valid": True, "reasons": []}
     assert run.tables["requests"]["scheduled_ns"].to_pylist()[0] == MS
     assert run.tables["requests"]["cached_tokens"].to_pylist() == [0] * 24
@@ -235,6 +235,8 @@ def test_each_fault_has_its_code() -> None:
         ("!patch_not_loaded", evidence(receipt_faults=["EngineCore (pid 1) left no receipt"])),
         ("!warmup_short", evidence(warm_up="warmed up for 1 s of 5 s")),
         ("!throttled", evidence(throttled=["hw_thermal in 3.0% of the samples"])),
+        ("!engine_late", evidence(emulation={"late_ms": {"p50": 1.0, "p99": 10.5, "max": 30.0}})),
+        ("!engine_late", evidence(emulation={})),
         ("!too_few_samples", evidence(workload(*(ask(f"r{i}", at_ms=10.0 * i) for i in range(5))))),
     ]
     for code, run in cases:
@@ -371,13 +373,13 @@ def test_why_a_task_failed_is_kept_until_it_runs(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--engine", "lively"], "--engine lively: it is one of virtual, live"),
+        (["--engine", "lively"], "--engine lively: it is one of virtual, emulated, live"),
         (["--engine", "live", "--jobs", "2"], "one server at a time"),
-        (["--engine", "live", "--sensitivity"], "--sensitivity varies what a profile assumes"),
+        (["--engine", "live", "--sensitivity"], "--sensitivity recomputes verdicts of the virtual engine"),
         (["--recalibrate"], "--recalibrate goes with --engine live"),
         (["--no-aa"], "--no-aa goes with --engine live"),
         (["--engine", "live", "--model", "no/such/folder"], "there is no such folder"),
-        (["--engine", "live", "--model", "some/hub-name"], "a live run needs the model's folder"),
+        (["--engine", "live", "--model", "some/hub-name"], "hf download some/hub-name"),
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_runs(root: Path, words: list[str], said: str) -> None:
@@ -389,3 +391,22 @@ def test_what_cannot_be_is_refused_before_anything_runs(root: Path, words: list[
     )
     assert (done.returncode, done.stdout) == (2, "")
     assert said in done.stderr and len(done.stderr.strip().splitlines()) == 1
+
+
+def test_a_hub_name_is_looked_up_in_this_machines_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The layout is the hub library's own: `models--<owner>--<name>/refs/main` names a folder of `snapshots`."""
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    folder = tmp_path / "models--some--model" / "snapshots" / ("0" * 40)
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text("{}")
+    refs = tmp_path / "models--some--model" / "refs"
+    refs.mkdir()
+    (refs / "main").write_text("0" * 40)
+    assert Path(live_setup.folder_of("some/model")) == folder
+    assert live_setup.folder_of(str(tmp_path)) == str(tmp_path)
+    with pytest.raises(UserError, match="hf download other/model"):
+        live_setup.folder_of("other/model")

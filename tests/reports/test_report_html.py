@@ -61,6 +61,7 @@ def test_sections_come_verdicts_first(page: _Page) -> None:
         "timelines",
         "cdfs",
         "attainment",
+        "tenants",
         "losses",
         "wins",
         "definitions",
@@ -114,7 +115,9 @@ def test_equal_records_give_equal_bytes_below_8_mb(view: RunView, text: str) -> 
 
 
 def test_ids_of_figures_do_not_depend_on_names(view: RunView) -> None:
-    assert set(html.all_figures(view)) == {"fig-load", "fig-cdf", "fig-ttft-0", "fig-ttft-1", "fig-ttft-2"}
+    by_arm = {f"{name}-{i}" for name in ("fig-ttft", "fig-fair") for i in range(len(view.arms))}
+    by_tier = {f"fig-slack-{i}" for i in range(3)}
+    assert set(html.all_figures(view)) == {"fig-load", "fig-cdf", "fig-jain"} | by_arm | by_tier
 
 
 def test_phase_one_is_always_shown(altered: Alter, page: _Page) -> None:

@@ -16,7 +16,7 @@ from harness import failures
 from harness.atomic import write_json
 from harness.errors import UserError
 from harness.metrics.scope import Scope
-from harness.records import load_run
+from harness.records import HTTP_PATH, load_run
 from reports import html, markdown, terminal
 from reports.evaluated import EvaluatedArm, evaluated
 from reports.noise import cap
@@ -184,3 +184,34 @@ def test_without_a_pair_its_absence_is_said(live_run: Path, tmp_path: Path) -> N
     summary = altered(live_run, tmp_path, alone)
     assert summary["live"]["noise"] is None
     assert "no A/A pair was run" in markdown.render(load_view(tmp_path / "run", summary))
+
+
+def test_an_emulated_run_says_what_it_is_and_what_http_costs(live_run: Path, tmp_path: Path) -> None:
+    def emulate(run: Path) -> None:
+        for path in run.glob("*/seed-*/manifest.json"):
+            manifest = json.loads(path.read_text())
+            manifest |= {
+                "engine": "emulated",
+                "emulation": {"late_ms": {"p50": 0.2, "p99": 4.25, "max": 9.0}},
+            }
+            write_json(path, {**manifest, "live": {**manifest["live"], "emulated": True}})
+        ways = [
+            {"name": "due to sent: the client", "virtual_ms": 0.0, "emulated_ms": 0.5},
+            {"name": "queue", "virtual_ms": 40.0, "emulated_ms": 52.5},
+        ]
+        figures = [
+            {"name": "TTFT", "virtual_ms": 100.0, "emulated_ms": 113.0},
+            {"name": "TPOT", "virtual_ms": 0.0, "emulated_ms": 0.0},
+        ]
+        entry = {"arm": "tuned", "seed": 0, "requests": 250, "figures": figures, "ways": ways}
+        write_json(run / HTTP_PATH, {"schema": 1, "entries": [entry]})
+
+    before = altered(live_run, tmp_path / "before", lambda run: None)
+    summary = altered(live_run, tmp_path, emulate)
+    assert summary["live"]["emulated"] and not before["live"]["emulated"]
+    for name, text in texts(load_view(tmp_path / "run", summary)).items():
+        assert "without a model, its steps as long as the profile's" in text.replace("&#39;", "'"), name
+        assert "emulated steps ended late by 4.2 ms at most" in text, name
+        assert "over HTTP, tuned seed 0 (means of 250 requests, virtual to emulated)" in text, name
+        assert "TTFT 100.0 to 113.0 ms (+13.0%)" in text and "most of it: queue +12.5 ms" in text, name
+        assert "no GPU telemetry, so no energy" not in text, name

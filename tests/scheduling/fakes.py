@@ -115,6 +115,10 @@ class FakeContext:
         """The time that the test sets."""
         return self.now
 
+    def beside(self, patch: str) -> bool:
+        """These are alone."""
+        return False
+
     def request_info(self, request: FakeRequest) -> RequestInfo:
         """Its identity; no tenant."""
         return RequestInfo("", "", request.priority, request.num_prompt_tokens, request.queued_s, 0)

@@ -211,7 +211,8 @@ def test_each_bound_crossed_is_one_demotion() -> None:
         served = serve(make_scheduler(config, 200), clock, [(0, lone)])
         receipt = installation.receipt()
     assert sum(step.get("r", 0) for step in served.trace.steps) == 120 + 399
-    assert receipt["metrics"]["mlfq"] == {"mlfq_demotions": 2.0, "mlfq_promotions": 0.0}
+    nobody_waits = {f"mlfq_waiting_level_{n}": 0.0 for n in range(4)}
+    assert receipt["metrics"]["mlfq"] == {"mlfq_demotions": 2.0, "mlfq_promotions": 0.0, **nobody_waits}
 
 
 def test_undo_restores_vllm_exactly() -> None:

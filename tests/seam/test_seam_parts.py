@@ -60,10 +60,15 @@ def test_gates_count_refusals_only() -> None:
     assert [tally.by_hook for _, _, tally in hooks] == [{}, {"waiting_gate": 1}]
 
 
-def test_expiry_counts_requests() -> None:
-    hooks = bound(lambda now: iter([("a", "late"), ("b", "late")]))
-    assert kinds.compile_expiry(hooks[0])(1.0) == [("a", "late"), ("b", "late")]
-    assert hooks[0][2].by_hook == {"expire": 2}
+def test_expiry_is_a_union_whose_first_rank_gives_the_reason() -> None:
+    hooks = bound(
+        lambda now: iter([("a", "late"), ("b", "late")]),
+        lambda now: [("b", "shed"), ("c", "shed"), ("c", "again")],
+        lambda now: [("a", "more")],
+    )
+    named = kinds.compile_expiry(hooks)(1.0)
+    assert list(named.items()) == [("a", "late"), ("b", "late"), ("c", "shed")]
+    assert [tally.by_hook for _, _, tally in hooks] == [{"expire": 2}, {"expire": 1}, {}]
 
 
 def test_every_seam_is_a_hook_and_the_other_way_round() -> None:

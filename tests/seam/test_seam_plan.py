@@ -152,14 +152,14 @@ def test_patches_that_do_not_go_together(tmp_path: Path, monkeypatch: pytest.Mon
     same = write_patch(tmp_path, "same", seams=("request_key",), rank=10)
     owner = write_patch(tmp_path, "owner", seams=("eviction_owner",))
     other = write_patch(tmp_path, "other", seams=("eviction_owner",))
-    late, later = (write_patch(tmp_path, n, seams=("expire",)) for n in ("late", "later"))
+    late, later = (write_patch(tmp_path, n, seams=("expire",), rank=10) for n in ("late", "later"))
     for enable, message in (
         ([needs], "requires 'reverse'; add it: --enable needs,reverse"),
         ([hates, REVERSE], "'hates' and 'reverse' conflict"),
         ([REVERSE, hates], "conflict"),
         ([REVERSE, same], "both declare rank 10 on the seam request_key"),
         ([owner, other], "both own the seam eviction_owner"),
-        ([late, later], "both own the seam expire"),
+        ([late, later], "both declare rank 10 on the seam expire"),
     ):
         with pytest.raises(UserError) as caught:
             resolve(enable)

@@ -5,6 +5,7 @@ Guards the queue's own contract; that vLLM uses it as assumed is for test_seam_e
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -161,6 +162,12 @@ class QueueMachine(RuleBasedStateMachine):
         assert {id(r) for r in self.queue} == {id(r) for r in self.model}
         assert self.queue.tokens == 3 * len(self.model)
         assert self.queue.held == sum(1 for r in self.model if self.queue.reason(r))
+        reasons = Counter(self.queue.reason(r) for r in self.model if self.queue.reason(r))
+        by_reason = Counter[str]()
+        for (_, reason), count in self.queue.held_by.items():
+            by_reason[reason] += count
+        assert by_reason == reasons
+        assert all(self.queue.held_by.values())
 
     @invariant()
     def ordered(self) -> None:

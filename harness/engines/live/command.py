@@ -15,7 +15,7 @@ from harness import vllm_metadata
 from harness.engines.flags import EngineFlags
 from harness.errors import UserError
 from patches.seam.plan import PatchPlan
-from patches.seam.plugin import PLAN_ENV, RECEIPTS_ENV
+from patches.seam.plugin import IDENTITY_ENV, PLAN_ENV, RECEIPTS_ENV
 
 VLLM_MODULE = "vllm.entrypoints.cli.main"
 KV_CACHE_BYTES = 2**30
@@ -52,6 +52,8 @@ class ServeSpec:
         extra: more words for vLLM's command line; what `flags` or the launcher says cannot be said again.
         port: 0 for any that is free.
         api_key: "" lets anybody in.
+        identity: file of API keys and tenants (`patches.front.tenants`); None: a request says itself whose it is.
+            `api_key` is the operator's then.
         env: variables for vLLM, over those of this process.
         kv_cache_bytes: size of the KV cache on the CPU; on a GPU vLLM measures it.
         control: serve vLLM's control endpoints too (cache reset, resolved configuration).
@@ -66,6 +68,7 @@ class ServeSpec:
     host: str = "127.0.0.1"
     port: int = 0
     api_key: str = field(default="", repr=False)
+    identity: Path | None = None
     env: Mapping[str, str] = field(default_factory=dict)
     kv_cache_bytes: int = KV_CACHE_BYTES
     control: bool = True
@@ -169,6 +172,8 @@ def environment(spec: ServeSpec, receipts: Path, temporary: Path) -> dict[str, s
     if spec.plan is not None and spec.plan.patches:
         env[PLAN_ENV] = spec.plan.to_json()
         env[RECEIPTS_ENV] = str(receipts.resolve())
+    if spec.identity is not None:
+        env[IDENTITY_ENV] = str(spec.identity.resolve())
     return env | dict(spec.env)
 
 

@@ -1,7 +1,5 @@
 """Whether patches change what a real model writes: greedy answers with and without them, prompt by prompt.
 
-    python -m harness.engines.live.identity --enable qos,mlfq,slru
-
 Three passes over the same prompts: without patches one at a time, without patches all at once, and with patches all at
 once. A patch of scheduling changes which requests share a step, and with the batch's shape the rounding of floating
 point: where the two likeliest tokens are nearly equal, another one may come out. That happens without any patch too,
@@ -11,11 +9,9 @@ tie at the first token that differs; any other one is a change of what is genera
 
 from __future__ import annotations
 
-import argparse
 import json
-import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,11 +21,12 @@ import numpy as np
 
 from harness.arms import Arm
 from harness.engines.flags import EngineFlags
-from harness.engines.live.model import ensure_model
-from harness.engines.live.served import ServedModel, served_model
+from harness.engines.live.served import ServedModel
 from harness.engines.live.server import Server, launch
 from harness.errors import RunFailed
-from patches.seam.plan import PatchPlan, resolve
+from patches.seam.plan import PatchPlan
+
+Say = Callable[[str], None]
 
 # Logprobs of the two likeliest tokens nearer than this are a tie: float32 sums of a few thousand products differ by
 # some 1e-5 of the logits with their order, and logits are of the order of 10.
@@ -145,21 +142,28 @@ def _answer(choice: Mapping[str, Any]) -> Answer:
     return Answer(tuple(choice["token_ids"]), tuple(leads))
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Start two servers, one after the other, and compare their answers; 1 where rounding does not explain it all."""
-    parser = argparse.ArgumentParser(prog="identity")
-    parser.add_argument("--enable", default="qos,mlfq,slru")
-    parser.add_argument("--model", default=None)
-    args = parser.parse_args(arguments)
-    plan = resolve(args.enable)
-    model = served_model(Path(args.model) if args.model else ensure_model(say=print))
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """What was found: a line each, and whether rounding explains all of it."""
+
+    lines: tuple[str, ...]
+    explained: bool
+
+
+def compare(plan: PatchPlan, model: ServedModel, say: Say) -> Identity:
+    """Start two servers, one after the other, and compare their answers.
+
+    Raises:
+        UserError, RunFailed: as `launch` does; RunFailed where a prompt got no answer.
+    """
     prompts = prompts_of(model)
     with tempfile.TemporaryDirectory(prefix="bench-identity-") as scratch:
+        say("without patches: one prompt at a time, then all at once")
         alone, off = _passes(model, None, Path(scratch) / "off", prompts, alone=True)
+        say(f"with {plan.label}: all at once")
         _, on = _passes(model, plan, Path(scratch) / "on", prompts, alone=False)
     lines, good = report(alone, off, on, plan.label)
-    print("\n".join(lines))
-    return 0 if good else 1
+    return Identity(tuple(lines), good)
 
 
 def _passes(
@@ -177,7 +181,3 @@ def _passes(
         first = answers(server, prompts, at_once=False) if alone else []
         server.reset_prefix_cache()
         return first, answers(server, prompts, at_once=True)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

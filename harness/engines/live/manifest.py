@@ -39,6 +39,7 @@ def manifest_of(
     server: Mapping[str, Any],
     host: Mapping[str, Any],
     gpu: Mapping[str, Any],
+    emulation: Mapping[str, Any],
 ) -> dict[str, Any]:
     """Everything that is known of the run but its tables; wall time and start are the caller's to add."""
     assert plan.live is not None
@@ -63,6 +64,7 @@ def manifest_of(
         "telemetry": telemetry_facts(run),
         "prometheus": prometheus_facts(run.metrics),
         "gpu": dict(gpu),
+        **emulation_facts(emulation),
         "host": dict(host),
         "steps": run.telemetry.steps.num_rows,
         "command": list(command),
@@ -79,6 +81,14 @@ def machine_facts(machine: Machine) -> dict[str, Any]:
         "gpu": machine.title,
         "calibration": dict(machine.measured),
     }
+
+
+def emulation_facts(conduct: Mapping[str, Any]) -> dict[str, Any]:
+    """How an emulated engine kept the time, and which of its step times rest on no measurement; empty for a real one."""
+    if not conduct:
+        return {}
+    shares = {name: dict(conduct[name]) for name in ("extrapolated", "unmeasured")}
+    return {**shares, "emulation": {k: v for k, v in conduct.items() if k not in shares}}
 
 
 def client_facts(report: ClientReport) -> dict[str, Any]:

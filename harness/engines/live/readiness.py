@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from harness.engines.live.server import Server
 
 _LOOK_EVERY_S = 0.1
+# An API server whose engine has ended says so and ends within this, or, as vLLM 0.32.0 does when that happens right
+# after their handshake, waits for ever.
+_ENGINE_GONE_S = 5.0
 # Exit code of a command line that is not understood.
 _USAGE = 2
 _SAY_EVERY_S = 5.0
@@ -35,9 +38,12 @@ def wait(server: Server, timeout_s: float, say: Callable[[str], None]) -> tuple[
     """
     began = time.monotonic()
     said = began
+    engine = _EngineWatch()
     while True:
         if server.exit_reason() is not None:
             raise _start_failed(server)
+        if gone := engine.gone(server):
+            raise server.failure("start_failed", f"the server did not start: {gone}")
         waited = time.monotonic() - began
         if waited > timeout_s:
             raise server.failure("start_timeout", f"the server was not ready within {timeout_s:.0f} s")
@@ -50,6 +56,34 @@ def wait(server: Server, timeout_s: float, say: Callable[[str], None]) -> tuple[
             said = time.monotonic()
             say(f"waiting for vLLM, {waited:.0f} s: {server_log.status(server.log_path)}")
         time.sleep(_LOOK_EVERY_S)
+
+
+class _EngineWatch:
+    """Notices an engine's process that ended while its API server still waits for it."""
+
+    _LOOK_EVERY_S = 1.0
+
+    def __init__(self) -> None:
+        self._seen: dict[int, ServerProcess] = {}
+        self._look_at = self._gone_at = 0.0
+
+    def gone(self, server: Server) -> str:
+        """Which engine process is gone, once its API server has had time to say so itself; else ""."""
+        now = time.monotonic()
+        if now < self._look_at:
+            return ""
+        self._look_at = now + self._LOOK_EVERY_S
+        self._seen |= {
+            one.pid: one for one in processes.of_guard(server.guard.pid) if one.role.startswith("EngineCore")
+        }
+        ended = next((one for one in self._seen.values() if not one.is_alive()), None)
+        if ended is None:
+            self._gone_at = 0.0
+            return ""
+        self._gone_at = self._gone_at or now
+        if now - self._gone_at < _ENGINE_GONE_S:
+            return ""
+        return f"its {ended.role} (pid {ended.pid}) ended, and the API server waits for it for ever"
 
 
 def _is_up(server: Server) -> bool:

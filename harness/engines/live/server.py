@@ -283,6 +283,7 @@ def launch(
     port: int = 0,
     host: str = ports.LOOPBACK,
     api_key: str | None = None,
+    identity: Path | None = None,
     engine_extra: Sequence[str] = (),
     env: Mapping[str, str] | None = None,
     kv_cache_bytes: int = command.KV_CACHE_BYTES,
@@ -294,7 +295,7 @@ def launch(
 
     Args:
         log_path: takes all that vLLM prints. receipts_dir: takes a receipt from each patched process.
-        api_key: None for a new one. engine_extra, env, kv_cache_bytes, module: see `ServeSpec`.
+        api_key: None for a new one. identity, engine_extra, env, kv_cache_bytes, module: see `ServeSpec`.
         say: told, every few seconds, how the start goes.
 
     Raises:
@@ -309,6 +310,7 @@ def launch(
         host=host,
         port=port,
         api_key=new_key() if api_key is None else api_key,
+        identity=identity,
         env=dict(env or {}),
         kv_cache_bytes=kv_cache_bytes,
         module=module,

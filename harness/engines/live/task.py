@@ -1,11 +1,12 @@
-"""One arm and one seed of a live run: a fresh server, the traffic, every witness, one record."""
+"""One arm and one seed on a real server, its device real or emulated: a fresh server, the traffic, every witness, one record."""
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -21,13 +22,14 @@ from harness.engines.live.client.open_loop import Progress as ClientProgress
 from harness.engines.live.manifest import manifest_of
 from harness.engines.live.prometheus import Metrics, Scrape, Scraper, write_scrapes
 from harness.engines.live.server import Server, launch
+from harness.engines.live.serving import conduct_of, launch_arguments
 from harness.engines.live.telemetry.collect import Telemetry, collect
 from harness.engines.live.telemetry.reconcile import reconcile
 from harness.engines.live.warmup import WarmUp, warm_up
 from harness.errors import RunFailed
-from harness.live_plan import LiveSettings
 from harness.plan import RunPlan
 from harness.records import write_arm
+from harness.tenant_keys import issue
 from patches.seam.plugin import TELEMETRY_ENV
 from workloads.request import Workload
 
@@ -37,6 +39,8 @@ Progress = Callable[[float, int, int], None]
 
 # Time for the sampler to start and for the client to be told, before the first request is due.
 _LEAD_S = 1.5
+# Table of `telemetry.tables.ENGINE_REQUESTS`, a row a request in the workload's order.
+ENGINE_TIMES = "engine_requests"
 _LEAST_LEAD_S = 0.4
 # The engine hears of the last streams that were closed before its counters are read.
 _SETTLE_S = 0.5
@@ -69,6 +73,7 @@ class Driven:
     scrapes: tuple[Scrape, ...]
     sampler: gpu.SamplerReport
     priority: str
+    emulation: Mapping[str, Any] | None
 
 
 def run_task(
@@ -92,13 +97,12 @@ def run_task(
         UserError: the server refuses the arm's flags, or the model cannot be what is served.
         RunFailed: the server or the client did not come to its end; nothing is written.
     """
-    assert plan.live is not None
     started, began = datetime.now(UTC), time.monotonic()
     facts = host.facts()
     scratch = Path(tempfile.mkdtemp(prefix="bench-live-"))
     try:
         log = run_dir / "logs" / f"{arm.name}-seed-{seed}.server.log"
-        driven = _drive(plan.live, arm, workload, scratch, log, progress, say)
+        driven = _drive(plan, arm, workload, scratch, log, progress, say)
         telemetry = collect(scratch / "telemetry", driven.epoch_ns)
         evidence = _evidence(arm, workload, driven, telemetry)
         found = tuple(verdict.findings(evidence))
@@ -113,10 +117,11 @@ def run_task(
             server={**driven.server.facts(), "warm_up": driven.warm.json()},
             host={**facts, "priority": driven.priority},
             gpu=_gpu_facts(driven.sampler, window_ns, evidence),
+            emulation=driven.emulation or {},
         )
         wall_s = time.monotonic() - began
         manifest["run_facts"] |= {"wall_s": wall_s, "started": started.isoformat(timespec="seconds")}
-        files = _files(scratch, driven, evidence.telemetry)
+        files = _files(scratch, driven, evidence)
         assert evidence.receipt is not None
         write_arm(run_dir / arm.name / f"seed-{seed}", evidence.tables, manifest, evidence.receipt, files)
     finally:
@@ -142,7 +147,7 @@ def run_seconds(report: ClientReport) -> float:
 
 
 def _drive(
-    live: LiveSettings,
+    plan: RunPlan,
     arm: Arm,
     workload: Workload,
     scratch: Path,
@@ -151,29 +156,36 @@ def _drive(
     say: Say,
 ) -> Driven:
     """Start the server, warm it up, drive it, and end it."""
+    live = plan.live
+    assert live is not None
+    arguments = launch_arguments(plan, workload, scratch)
+    env = {**arguments.pop("env"), TELEMETRY_ENV: str(scratch / "telemetry")}
+    # Who a request is comes from its key, as in production: nothing in it can promote it.
+    identity = scratch / "identity.toml"
+    keys = issue(workload.tenants, identity)
     with launch(
         arm,
-        live.model,
         log_path=log,
         receipts_dir=scratch / "receipts",
-        engine_extra=live.engine_extra,
-        env={TELEMETRY_ENV: str(scratch / "telemetry")},
-        kv_cache_bytes=live.kv_cache_bytes,
+        env=env,
+        identity=identity,
         say=say,
+        **arguments,
     ) as server:
         say(f"ready after {server.start_s:.0f} s; warming up")
         warm = warm_up(server, live.vocab_size, live.warmup_s, arm.flags.max_model_len)
-        target = make_target(server.base_url, server.model_name, server.api_key)
-        # A server under another policy refuses a priority.
-        options = Options(send_priority=arm.flags.scheduling_policy == "priority")
-        with Drive(workload, target, options) as ready:
+        target = make_target(server.base_url, server.model_name, server.api_key, keys=keys)
+        with Drive(workload, target, Options()) as ready:
             first = priority.client_first(ready.pids, server.pids)
-            sampler, epoch_ns = _start_sampler(scratch / "gpu.parquet", live.tensor_parallel)
+            # An emulated device draws no power, whatever this machine has.
+            gpus = 0 if live.emulated else live.tensor_parallel
+            sampler, epoch_ns = _start_sampler(scratch / "gpu.parquet", gpus)
             with sampler, Scraper(server.base_url, epoch_ns, api_key=server.api_key) as scraper:
                 report = _run(ready, server, epoch_ns, progress)
                 time.sleep(_SETTLE_S)
             server.check()
-    return Driven(server, warm, epoch_ns, report, tuple(scraper.scrapes), sampler.stop(), first)
+    emulation = conduct_of(scratch) if live.emulated else None
+    return Driven(server, warm, epoch_ns, report, tuple(scraper.scrapes), sampler.stop(), first, emulation)
 
 
 def _run(ready: Drive, server: Server, epoch_ns: int, progress: Progress) -> ClientReport:
@@ -193,7 +205,8 @@ def _start_sampler(path: Path, gpus: int) -> tuple[gpu.Sampler, int]:
     lead_s = _LEAD_S
     while True:
         epoch_ns = time.monotonic_ns() + round(lead_s * 1e9)
-        sampler = gpu.Sampler.start(path, epoch_ns=epoch_ns, first=gpus)
+        seen = None if gpus else {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+        sampler = gpu.Sampler.start(path, epoch_ns=epoch_ns, first=gpus or None, env=seen)
         if epoch_ns - time.monotonic_ns() > _LEAST_LEAD_S * 1e9:
             return sampler, epoch_ns
         if sampler.absent is not None:
@@ -222,6 +235,7 @@ def _evidence(arm: Arm, workload: Workload, driven: Driven, everything: Telemetr
         warm_up=driven.warm.short,
         receipt=receipts.merged(arm.plan, left),
         receipt_faults=receipt_check.faults(arm.plan, driven.server.processes, left, spawned=spawned),
+        emulation=driven.emulation,
         notes=tuple(_notes(driven)),
     )
     if driven.sampler.path is None:
@@ -258,12 +272,15 @@ def _gpu_facts(
     return facts
 
 
-def _files(scratch: Path, driven: Driven, telemetry: Telemetry) -> dict[str, Path]:
-    """What lies beside the tables: the server's counters as scraped, and more about each step's batch."""
-    scrapes, batches = scratch / "prometheus.parquet", scratch / "batches.parquet"
+def _files(scratch: Path, driven: Driven, evidence: verdict.Evidence) -> dict[str, Path]:
+    """What lies beside the tables: the server's counters as scraped, the engine's own times of requests, and each step's batch."""
+    scrapes, batches, engine = (
+        scratch / f"{name}.parquet" for name in ("prometheus", "batches", ENGINE_TIMES)
+    )
     write_scrapes(scrapes, driven.scrapes)
-    pq.write_table(telemetry.batches, batches, compression="zstd")
-    files = {scrapes.name: scrapes, batches.name: batches}
+    pq.write_table(evidence.telemetry.batches, batches, compression="zstd")
+    pq.write_table(evidence.joined.requests, engine, compression="zstd")
+    files = {path.name: path for path in (scrapes, batches, engine)}
     if driven.sampler.path is not None:
         files["gpu.parquet"] = driven.sampler.path
     return files

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +19,8 @@ from workloads.request import Workload
 
 # With fewer first tokens than this no figure of a run means anything.
 FEWEST_SERVED = 20
+# An emulated engine later than this is one of this machine's processor, not of the profile's GPU; the client's bar.
+ENGINE_LATE_MS = 10.0
 # What witnesses disagree on, by the code of the finding; whatever else it is has a code of its own.
 _WITNESSES = {
     "output_tokens": "token_mismatch",
@@ -52,6 +54,7 @@ class Evidence:
         warm_up: why the server was not warm; "" where it was.
         receipt: the record's. receipt_faults: what its processes' receipts lack, once it has ended.
         throttled: what held the GPUs' clocks down.
+        emulation: how an emulated engine kept the time (`emulated.launch.conduct`); None for a real one.
         notes: what else is known, not fatal.
     """
 
@@ -67,12 +70,13 @@ class Evidence:
     receipt: dict[str, Any] | None = None
     receipt_faults: Sequence[str] = ()
     throttled: Sequence[str] = ()
+    emulation: Mapping[str, Any] | None = None
     notes: Sequence[Finding] = ()
 
 
 def findings(run: Evidence) -> list[Finding]:
     """All that was found, the fatal ones first."""
-    checks = (_client, _server, _patches, _tokens, _cache, _witnesses, _samples, _warm, _throttled)
+    checks = (_client, _server, _patches, _tokens, _cache, _witnesses, _samples, _warm, _throttled, _late)
     found = [one for check in checks for one in check(run)]
     found += run.notes
     return sorted(found, key=lambda one: not one.fatal)
@@ -185,3 +189,17 @@ def _warm(run: Evidence) -> Iterator[Finding]:
 def _throttled(run: Evidence) -> Iterator[Finding]:
     if run.throttled:
         yield Finding("throttled", f"the GPU's clocks were held down: {', '.join(run.throttled)}")
+
+
+def _late(run: Evidence) -> Iterator[Finding]:
+    if run.emulation is None:
+        return
+    late = run.emulation.get("late_ms", {}).get("p99")
+    if late is None:
+        yield Finding("engine_late", "the emulated engine did not say at its end how it had kept the time")
+    elif late > ENGINE_LATE_MS:
+        yield Finding(
+            "engine_late",
+            f"the emulated engine took its steps' outputs {late:.1f} ms late (p99; at most {ENGINE_LATE_MS:g}): this "
+            "machine's processor, not the profile's GPU, set the pace; send less with --rate-scale",
+        )

@@ -16,6 +16,7 @@ from harness.engines.virtual.clock import VirtualClock, vllm_reads
 from harness.engines.virtual.config import engine_config, pinned_environment
 from harness.engines.virtual.executor import DeviceState, StepTime, VirtualExecutor
 from harness.engines.virtual.frontend import FrontEnd
+from harness.engines.virtual.gauges import GaugeLog
 from harness.engines.virtual.recorder import Recorder
 from harness.errors import RunFailed
 from patches.seam import adapter
@@ -94,6 +95,7 @@ class VirtualEngine:
         """Serve every request to its end, or raise RunFailed if some can never be served."""
         recorder = Recorder(workload, self.device.prefill_progress)
         recorder.watch(self.core.scheduler)
+        recorder.gauges = GaugeLog.of(self.core.scheduler)
         self.device.on_step = recorder.on_step
         account = self.device.account = Account()
         collecting = gc.isenabled()
@@ -114,6 +116,8 @@ class VirtualEngine:
             if collecting:
                 gc.enable()
         account.enter(RECORDING)
+        if recorder.gauges is not None:
+            recorder.gauges.sample(self.clock.now_ns)
         tables, digest = recorder.tables(), recorder.schedule_digest()
         spent = account.spent()
         return VirtualRun(

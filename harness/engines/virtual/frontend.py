@@ -20,10 +20,8 @@ from harness.engines.virtual.account import ENGINE, FRONT_END
 from harness.engines.virtual.clock import VirtualClock
 from harness.engines.virtual.executor import DeviceState
 from harness.engines.virtual.recorder import Recorder, RequestState
+from patches.seam import endings
 from workloads.request import PlannedRequest, Workload
-
-# Chosen by the engine for a request that ran past its deadline (a patch may set it).
-EXPIRED_STOP_REASON = "deadline_expired"
 
 
 class FrontEnd:
@@ -104,7 +102,7 @@ class FrontEnd:
             max_tokens=len(planned.output),
             ignore_eos=True,
             temperature=0.0,
-            extra_args={"tenant": tenant.name, "tier": tenant.tier, "weight": tenant.weight},
+            extra_args=tenant.identity,
         )
         sent = EngineCoreRequest(
             request_id=planned.request_id,
@@ -161,8 +159,8 @@ class FrontEnd:
             self._queued_tokens -= len(state.planned.prompt)
         if output.finish_reason in (FinishReason.LENGTH, FinishReason.STOP):
             status, reason = "ok", ""
-        elif output.stop_reason == EXPIRED_STOP_REASON:
-            status, reason = "expired", EXPIRED_STOP_REASON
+        elif (ending := endings.parse(output.stop_reason)) is not None:
+            status, reason = ending.status, ending.code
         else:
             status, reason = "failed", str(output.stop_reason or output.finish_reason)
         self._recorder.on_end(state, status, reason, now_ns)

@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute
 
 from harness.engines.virtual.executor import Step
+from harness.engines.virtual.gauges import GaugeLog
 from harness.planned_columns import planned_columns
 from harness.schema import arrow_schema
 from workloads.request import PlannedRequest, Workload
@@ -63,6 +64,8 @@ class Recorder:
         self.steps = 0
         self.ended = 0
         self._scheduler: Any = None
+        # Of the patches that this engine has, if any.
+        self.gauges: GaugeLog | None = None
 
     # What the engine reports.
 
@@ -99,6 +102,8 @@ class Recorder:
         digest.update(repr(sorted(preempted) if preempted else ()).encode())
         self.steps += 1
         self._append_step(step, len(preempted) if preempted else 0)
+        if self.gauges is not None:
+            self.gauges.sample(step.scheduled_ns)
 
     def _append_step(self, step: Step, preempted: int) -> None:
         scheduler, steps = self._scheduler, self._steps
@@ -175,8 +180,9 @@ class Recorder:
         return self._digest.hexdigest()
 
     def tables(self) -> dict[str, pa.Table]:
-        """All tables of the run."""
-        return {
+        """All tables of the run; `gauges` only where patches have some."""
+        gauges = {} if self.gauges is None or not self.gauges else {"gauges": self.gauges.table()}
+        return gauges | {
             "requests": self._requests(),
             "tokens": self._tokens(),
             "steps": pa.Table.from_arrays(

@@ -69,11 +69,14 @@ def one_line(text: str, limit: int = _MAX_MESSAGE) -> str:
 
 
 def error_message(error: Any) -> tuple[str, int | None]:
-    """Message and HTTP code of an `error` value: an object in vLLM, a bare string from its key check."""
+    """Message and HTTP code of an `error` value: an object in vLLM, a bare string from its key check.
+
+    Where the error has a `reason`, a word for programs, that is taken for the message.
+    """
     if not isinstance(error, dict):
         return one_line(str(error)), None
     code = error.get("code")
-    message = error.get("message") or error.get("type") or "error without a message"
+    message = error.get("reason") or error.get("message") or error.get("type") or "error without a message"
     return one_line(str(message)), code if isinstance(code, int) and not isinstance(code, bool) else None
 
 

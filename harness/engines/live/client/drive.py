@@ -101,6 +101,8 @@ class Drive:
             raise UserError(
                 f"workload {workload.name} has no request: choose other phases or a longer window"
             )
+        if target.keys and (unknown := sorted({str(s.identity["tenant"]) for s in sends} - set(target.keys))):
+            raise UserError(f"workload {workload.name}: tenant {unknown[0]} has no key; give each tenant one")
         cores = len(os.sched_getaffinity(0))
         count = estimate_workers(workload, cores) if workers is None else workers
         self._order = {send.request_id: i for i, send in enumerate(sends)}
@@ -130,7 +132,7 @@ class Drive:
             }
             (self._folder / JOB).write_bytes(msgspec.json.encode(job))
             for number, sends in enumerate(self._shares):
-                self._workers.append(_Worker(Folder(self._folder, number), sends, self._target.api_key))
+                self._workers.append(_Worker(Folder(self._folder, number), sends, self._target))
             self._wait("ready", _READY_TIMEOUT_S)
         except BaseException:
             self._close()
@@ -233,7 +235,7 @@ class Drive:
 class _Worker:
     """One process and what it has said."""
 
-    def __init__(self, files: Folder, sends: Sequence[Send], api_key: str) -> None:
+    def __init__(self, files: Folder, sends: Sequence[Send], target: Target) -> None:
         self.number = files.worker
         self.said = ""
         self.news = False
@@ -257,7 +259,7 @@ class _Worker:
                 bufsize=0,
                 start_new_session=True,
             )
-        self.tell(json.dumps(api_key) + "\n")
+        self.tell(json.dumps({"api_key": target.api_key, "keys": dict(target.keys)}) + "\n")
 
     @property
     def pid(self) -> int:

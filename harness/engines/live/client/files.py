@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
@@ -24,9 +25,8 @@ _SENDS = pa.schema(
         pa.field("max_tokens", pa.int64()),
         pa.field("cancel_ns", pa.int64()),
         pa.field("session", pa.string()),
-        pa.field("tenant", pa.string()),
-        pa.field("tier", pa.string()),
-        pa.field("weight", pa.int64()),
+        # JSON: its values are of several types
+        pa.field("identity", pa.binary()),
         pa.field("priority", pa.int64()),
     ]
 )
@@ -73,9 +73,9 @@ class Folder:
 
 def write_sends(path: Path, sends: Sequence[Send]) -> None:
     """One row a request."""
-    columns = {name: [getattr(send, name) for send in sends] for name in _SENDS.names if name != "prompt"} | {
-        "prompt": _lists([send.prompt for send in sends], np.dtype(np.int32))
-    }
+    columns: dict[str, Any] = {name: [getattr(send, name) for send in sends] for name in _SENDS.names}
+    columns["prompt"] = _lists(columns["prompt"], np.dtype(np.int32))
+    columns["identity"] = [msgspec.json.encode(identity) for identity in columns["identity"]]
     pq.write_table(pa.table({name: columns[name] for name in _SENDS.names}, schema=_SENDS), path)
 
 
@@ -84,7 +84,10 @@ def read_sends(path: Path) -> tuple[Send, ...]:
     table = pq.read_table(path, memory_map=False)
     prompts = _arrays(table["prompt"], np.dtype(np.int32))
     rows = table.drop_columns(["prompt"]).to_pylist()
-    return tuple(Send(prompt=prompt, **row) for prompt, row in zip(prompts, rows, strict=True))
+    return tuple(
+        Send(prompt=prompt, **row | {"identity": msgspec.json.decode(row["identity"])})
+        for prompt, row in zip(prompts, rows, strict=True)
+    )
 
 
 def write_observed(path: Path, observed: Sequence[Observed]) -> None:

@@ -9,6 +9,7 @@ import msgspec
 
 from harness.engines.live.client.chunk import DONE, Choice, Chunk, decode_chunk, error_message, one_line
 from harness.engines.live.client.sse import EventSplitter, EventTooLong
+from patches.seam import endings
 
 # Statuses with which a server refuses a request, over HTTP or in an error object before the first token.
 REFUSALS = frozenset({429, 503})
@@ -147,9 +148,13 @@ class Reading:
         if choice.finish_reason == "error":
             self._fail("the server ended it with an internal error")
         elif choice.finish_reason == "abort":
-            # Not by this client, which stops listening when it cancels. An expiry says its reason.
-            self.status = "failed" if choice.stop_reason is None else "expired"
-            self.reason = one_line(str(choice.stop_reason or "aborted by the server"))
+            # Not by this client, which stops listening when it cancels. A patch's ending says what it is.
+            ending = endings.parse(choice.stop_reason)
+            if ending is not None:
+                self.status, self.reason = ending.status, ending.code
+            else:
+                self.status = "failed" if choice.stop_reason is None else "expired"
+                self.reason = one_line(str(choice.stop_reason or "aborted by the server"))
 
     def _error(self, error: Any) -> None:
         """An error object inside a stream that began with 200."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +22,7 @@ class Send:
         max_tokens: length of the true output; the stop token is ignored, so that many come.
         cancel_ns: when the stream is closed if it has not ended by then, or None.
         session: groups requests of one chat or completion session, or "".
+        identity: whose it is (`Tenant.identity`).
     """
 
     request_id: str
@@ -30,9 +31,7 @@ class Send:
     max_tokens: int
     cancel_ns: int | None
     session: str
-    tenant: str
-    tier: str
-    weight: int
+    identity: Mapping[str, str | int | float]
     priority: int
 
 
@@ -64,9 +63,7 @@ def _send(request: Any, tenant: Tenant) -> Send:
         max_tokens=len(request.output),
         cancel_ns=request.cancel_ns,
         session=request.session,
-        tenant=tenant.name,
-        tier=tenant.tier,
-        weight=tenant.weight,
+        identity=tenant.identity,
         priority=tenant.priority,
     )
 
@@ -98,7 +95,7 @@ def body_of(send: Send, model: str, options: Options) -> bytes:
         "stream": True,
         "stream_options": {"include_usage": True, "continuous_usage_stats": options.continuous_usage},
         "return_token_ids": options.token_ids,
-        "vllm_xargs": {"tenant": send.tenant, "tier": send.tier, "weight": send.weight},
+        "vllm_xargs": send.identity,
     }
     if send.session:
         body["session_id"] = send.session

@@ -125,8 +125,8 @@ class Stream:
 
     async def _exchange(self, session: aiohttp.ClientSession, target: Target, url: URL, body: bytes) -> None:
         headers = {"X-Request-Id": self._send.request_id, "Content-Type": "application/json"}
-        if target.api_key:
-            headers["Authorization"] = f"Bearer {target.api_key}"
+        if key := target.key_of(self._send.identity.get("tenant")):
+            headers["Authorization"] = f"Bearer {key}"
         response = await session.post(url, data=body, headers=headers, allow_redirects=False)
         try:
             self._headers_ns = self._now()

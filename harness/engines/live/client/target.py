@@ -29,6 +29,12 @@ class Target(BaseModel):
     api_key: str = Field(
         default="", repr=False, exclude=True, description="sent as a bearer token unless empty"
     )
+    keys: Mapping[str, str] = Field(
+        default_factory=dict,
+        repr=False,
+        exclude=True,
+        description="key of each tenant, sent with its requests in place of api_key",
+    )
 
     @field_validator("base_url")
     @classmethod
@@ -45,6 +51,10 @@ class Target(BaseModel):
     def completions_url(self) -> str:
         """The endpoint that is called."""
         return f"{self.base_url}/v1/completions"
+
+    def key_of(self, tenant: object) -> str:
+        """What a tenant's requests show."""
+        return self.keys.get(str(tenant), self.api_key)
 
 
 class Options(BaseModel):
@@ -79,10 +89,12 @@ class Options(BaseModel):
         return value
 
 
-def make_target(base_url: str, model: str, api_key: str = "") -> Target:
+def make_target(
+    base_url: str, model: str, api_key: str = "", keys: Mapping[str, str] | None = None
+) -> Target:
     """A checked target; UserError naming what is wrong with it."""
     try:
-        target = Target(base_url=base_url, model=model, api_key=api_key)
+        target = Target(base_url=base_url, model=model, api_key=api_key, keys=keys or {})
     except ValidationError as error:
         first = error.errors()[0]
         why = first["msg"].removeprefix("Value error, ")
@@ -92,7 +104,7 @@ def make_target(base_url: str, model: str, api_key: str = "") -> Target:
             else "name the served model"
         )
         raise UserError(f"{first['loc'][0]} {first['input']!r}: {why}; {hint}") from None
-    if any(not 32 < ord(c) < 127 for c in api_key):
+    if any(not 32 < ord(c) < 127 for key in (api_key, *target.keys.values()) for c in key):
         raise UserError(
             "the API key holds characters that a header cannot carry: use printable ASCII without spaces"
         )

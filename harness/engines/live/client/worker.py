@@ -1,6 +1,6 @@
 """The process that drives one share of a workload: `python -m harness.engines.live.client.worker FOLDER NUMBER`.
 
-It reads a line with the API key, says `ready`, reads a line with the run's start, drives, writes what it saw and says
+It reads a line with the API keys, says `ready`, reads a line with the run's start, drives, writes what it saw and says
 `done`. When its standard input ends, so does it: a parent that was killed leaves no client behind.
 """
 
@@ -14,6 +14,7 @@ import resource
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -26,7 +27,7 @@ STOPPED = 3
 
 
 class Job(msgspec.Struct):
-    """What all workers of a run share; the API key comes by another way, so that no file holds it."""
+    """What all workers of a run share; the API keys come by another way, so that no file holds them."""
 
     target: msgspec.Raw
     options: msgspec.Raw
@@ -46,8 +47,8 @@ def main(folder: Path, number: int) -> int:
     files = Folder(folder, number)
     job = msgspec.json.decode((folder / JOB).read_bytes(), type=Job)
     with open(0, "rb", buffering=0, closefd=False) as control:
-        key: str = msgspec.json.decode(control.readline())
-        target = Target.model_validate_json(bytes(job.target)).model_copy(update={"api_key": key})
+        keys = msgspec.json.decode(control.readline(), type=dict[str, Any])
+        target = Target.model_validate_json(bytes(job.target)).model_copy(update=keys)
         options = Options.model_validate_json(bytes(job.options))
         sends = read_sends(files.sends)
         _allow_many_connections()

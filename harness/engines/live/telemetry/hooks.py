@@ -18,20 +18,10 @@ from typing import Any
 from harness.engines.live.telemetry.layout import SUFFIX
 from harness.engines.live.telemetry.observer import OBSERVER_ATTR, RECEIVED_ATTR, Clock, Observer
 from patches.seam.ledger import Ledger
+from patches.seam.targets import OBSERVED
 from patches.seam.upstream_lock import check, installed_version
 
 SCHEMA = 1
-# Whose code the observers rely on, as far as upstream.lock describes it.
-_TARGETS = (
-    "BlockPool._maybe_evict_cached_block",
-    "Scheduler.__init__",
-    "Scheduler._free_request",
-    "Scheduler._preempt_request",
-    "Scheduler.add_request",
-    "Scheduler.schedule",
-    "Scheduler.update_from_output",
-)
-
 _active: Observation | None = None
 
 
@@ -111,7 +101,7 @@ def install(folder: Path, epoch_ns: int = 0, clock: Clock = time.monotonic_ns) -
     global _active
     if _active is not None:
         raise ObservationError(f"observers that write to {_active.folder} are installed already")
-    check(_TARGETS)
+    check(OBSERVED)
     observation = Observation(folder, epoch_ns, clock)
     try:
         _wrap_all(observation)
