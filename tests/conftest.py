@@ -5,10 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from harness import vllm_env
 
 vllm_env.prepare()
+
+# Beside other tests on few cores examples are drawn slowly, which says nothing of the code.
+settings.register_profile("busy", suppress_health_check=[HealthCheck.too_slow], deadline=None)
+settings.load_profile("busy")
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -69,10 +69,15 @@ def record(folder: Path, *, slower: float = 1.0, arms: tuple[Arm, ...] = PLAN.ar
 
 
 @pytest.fixture(scope="module")
-def exact(tmp_path_factory: pytest.TempPathFactory) -> validate_live.LiveValidation:
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("exact") / "run"
     record(folder)
-    return validate_live.validate(folder, PROFILE)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def exact(recorded: Path) -> validate_live.LiveValidation:
+    return validate_live.validate(recorded, PROFILE)
 
 
 def test_the_same_engine_is_predicted_exactly(exact: validate_live.LiveValidation) -> None:
@@ -96,12 +101,11 @@ def test_a_slower_machine_shows_as_an_error(tmp_path: Path) -> None:
     assert found.decisions == ()
 
 
-def test_a_pair_may_be_named_and_turned_round(tmp_path: Path) -> None:
-    record(tmp_path / "run")
-    found = validate_live.validate(tmp_path / "run", PROFILE, [("seats-2", "tuned")])
+def test_a_pair_may_be_named_and_turned_round(recorded: Path) -> None:
+    found = validate_live.validate(recorded, PROFILE, [("seats-2", "tuned")])
     assert all(d.live_pct <= 0 for d in found.decisions if d.figure == "ttft_ms")
     with pytest.raises(UserError, match="no finished arm 'qos'; it has tuned, seats-2, tuned-again"):
-        validate_live.validate(tmp_path / "run", PROFILE, [("tuned", "qos")])
+        validate_live.validate(recorded, PROFILE, [("tuned", "qos")])
 
 
 def test_an_interval_holds_the_change_and_shrinks_with_its_spread() -> None:
