@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
-import itertools
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
@@ -24,8 +22,6 @@ from harness.engines.live.client.watch import LoopSamples, Watch, queued
 # No compression: its blocks would gather tokens. No cookies, no proxies of the environment.
 _HEADERS = {"Accept": "text/event-stream", "Accept-Encoding": "identity", "User-Agent": "vllm-patchbench"}
 PROGRESS_EVERY_S = 1.0
-# Requests whose bodies are built before they are due: a burst of so many is sent without building any in between.
-_AHEAD = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +100,7 @@ async def replay(
     """
     streams = [Stream(send, epoch_ns, options.keep_token_ids) for send in sends]
     tasks: set[asyncio.Task[None]] = set()
-    sent = ended = 0
+    ended = 0
 
     def settle(task: asyncio.Task[None]) -> None:
         nonlocal ended
@@ -119,32 +115,23 @@ async def replay(
             await asyncio.sleep(PROGRESS_EVERY_S)
             progress(Progress(sent, ended, sum(stream.tokens for stream in streams)))
 
-    def begin(session: aiohttp.ClientSession, stream: Stream, body: bytes) -> None:
-        nonlocal sent
-        task = asyncio.create_task(stream.run(session, target, url, body, options))
-        tasks.add(task)
-        task.add_done_callback(settle)
-        sent += 1
-        ahead.release()
-
     faults: list[BaseException] = []
-    ahead = asyncio.Semaphore(_AHEAD)
-    due = _Due()
+    sent = 0
     url = URL(target.completions_url)
     helpers = [asyncio.create_task(watch.sample(epoch_ns)), asyncio.create_task(report())]
     try:
         async with _session(options) as session:
             for send, stream in zip(sends, streams, strict=True):
-                await ahead.acquire()
                 # built ahead of its time, so that a long prompt does not delay its own sending
                 body = body_of(send, target.model, options)
-                due.at(epoch_ns + send.intended_ns, functools.partial(begin, session, stream, body))
-            for _ in range(_AHEAD):
-                await ahead.acquire()
+                await _until(epoch_ns + send.intended_ns)
+                task = asyncio.create_task(stream.run(session, target, url, body, options))
+                tasks.add(task)
+                task.add_done_callback(settle)
+                sent += 1
             while tasks:
                 await asyncio.wait(tasks)
     finally:
-        due.cancel()
         for unfinished in (*helpers, *tasks):
             unfinished.cancel()
         await asyncio.gather(*helpers, *tasks, return_exceptions=True)
@@ -153,35 +140,11 @@ async def replay(
     return tuple(stream.observed for stream in streams)
 
 
-class _Due:
-    """Calls at moments of CLOCK_MONOTONIC; never early, and late by what the loop is late.
-
-    A call of the loop's own timer is one turn of the loop late at most. A coroutine that sleeps would be two: one for
-    its timer, and one until it goes on, and on a loop that reads hundreds of streams a turn takes milliseconds.
-    """
-
-    def __init__(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._timers: dict[int, asyncio.TimerHandle] = {}
-        self._numbers = itertools.count()
-
-    def at(self, due_ns: int, act: Callable[[], None]) -> None:
-        """Call `act` then, or now if that is over."""
-        self._try(next(self._numbers), due_ns, act)
-
-    def cancel(self) -> None:
-        """Make none of the calls that are still to come."""
-        for timer in self._timers.values():
-            timer.cancel()
-
-    def _try(self, number: int, due_ns: int, act: Callable[[], None]) -> None:
-        rest_ns = due_ns - time.monotonic_ns()
-        if rest_ns > 0:
-            # timers are good to a millisecond and may fire early: the rest is spent in turns of the loop
-            self._timers[number] = self._loop.call_later(rest_ns / 1e9, self._try, number, due_ns, act)
-        else:
-            self._timers.pop(number, None)
-            act()
+async def _until(due_ns: int) -> None:
+    """Wait for a moment of CLOCK_MONOTONIC; never early, and late by what the loop is late."""
+    while (rest_ns := due_ns - time.monotonic_ns()) > 0:
+        # timers are good to a millisecond and may fire early: the rest is spent in turns of the loop
+        await asyncio.sleep(rest_ns / 1e9)
 
 
 def _cancel(task: asyncio.Future[Any]) -> None:
