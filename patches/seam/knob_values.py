@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any, get_args, get_origin
 
 from pydantic import ValidationError
 
@@ -45,9 +45,17 @@ def make_knobs(patch: Patch, values: Mapping[str, Any]) -> Knobs:
         raise UserError(_explain(patch, error)) from error
 
 
+def _plain(annotation: Any) -> Any:
+    """A type without its bounds, which the message of a wrong value tells: `Annotated[float, ...]` is a float."""
+    origin, args = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return _plain(args[0])
+    return origin[tuple(map(_plain, args))] if origin in (dict, list, tuple) else annotation
+
+
 def type_name(patch: Patch, knob: str) -> str:
     """The type of a knob in words, as `int` or `float`."""
-    annotation = patch.knobs.model_fields[knob].annotation
+    annotation = _plain(patch.knobs.model_fields[knob].annotation)
     return (
         annotation.__name__
         if isinstance(annotation, type) and annotation.__module__ == "builtins"
@@ -94,5 +102,5 @@ def _explain(patch: Patch, error: ValidationError) -> str:
     message = first["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
     return (
         f"{patch.name}.{knob}={first['input']!r}: expected {expected} ({message}); "
-        f"default {patch.knobs.model_fields[knob].default!r}, see `bench explain {patch.name}`"
+        f"default {patch.knobs.model_fields[knob].get_default(call_default_factory=True)!r}, see `bench explain {patch.name}`"
     )

@@ -102,7 +102,7 @@ def test_weights_set_the_floors() -> None:
     made = policy(seats=8, tenant_weight={"a": 1.0})
     running(made, "a", 6, weight=3.0)
     assert made.context.gauges
-    with pytest.raises(UserError, match="above 0"):
+    with pytest.raises(UserError, match="greater than 0"):
         resolve("tenant", knobs={"tenant": {"tenant_weight": {"a": -1.0}}})
 
 

@@ -34,7 +34,7 @@ def test_a_knob_sets_weights_in_place_of_the_identitys() -> None:
 
 
 def test_a_weight_that_is_not_above_zero_is_refused() -> None:
-    with pytest.raises(UserError, match="above 0"):
+    with pytest.raises(UserError, match="greater than 0"):
         resolve("wfq", knobs={"wfq": {"tenant_weight": {"a": 0.0}}})
 
 

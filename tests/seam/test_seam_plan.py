@@ -198,3 +198,12 @@ def test_patch_metadata_cannot_be_changed_afterwards() -> None:
 def test_plan_json_holds_no_path() -> None:
     data = json.loads(resolve(REVERSE).to_json())
     assert data["patches"] == [{"source": REVERSE, "knobs": {"bucket_requests": 1}}]
+
+
+def test_a_wrong_value_of_a_table_names_type_and_default_in_plain_words() -> None:
+    """Bounds inside a type, and a default that is made anew each time, are no reason to show pydantic's own words."""
+    with pytest.raises(UserError) as wrong:
+        resolve("wfq", ["wfq.tenant_weight=x"])
+    assert "expected dict[str, float]" in str(wrong.value) and "default {}" in str(wrong.value)
+    with pytest.raises(UserError, match="greater than 0"):
+        resolve("wfq", ['wfq.tenant_weight={"a": -1}'])

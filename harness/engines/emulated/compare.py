@@ -36,11 +36,6 @@ class Row:
         """Emulated less virtual."""
         return self.emulated_ms - self.virtual_ms
 
-    @property
-    def ratio(self) -> float:
-        """The difference over the virtual engine's; NaN where that is 0."""
-        return self.difference_ms / self.virtual_ms if self.virtual_ms else float("nan")
-
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
@@ -60,14 +55,6 @@ class Comparison:
         """One of `FIGURES`."""
         return self.figures[FIGURES.index(name)]
 
-    def lines(self) -> list[str]:
-        """As a person reads it."""
-        head = f"{'mean of ' + str(self.requests) + ' requests, ms':<52}{'virtual':>10}{'emulated':>10}{'more':>9}{'':>8}"
-        text = [head, *map(_line, self.figures)]
-        if self.ways:
-            text += ["", "on the way of a request", *map(_line, self.ways)]
-        return text
-
 
 def compare(
     virtual: Mapping[str, pa.Table], emulated: Mapping[str, pa.Table], engine: pa.Table | None = None
@@ -76,7 +63,7 @@ def compare(
 
     Args:
         virtual, emulated: tables `requests` and `tokens` of `harness.schema`, requests in the same order.
-        engine: the emulated engine's own times, a row a request (`EmulatedRun.engine`).
+        engine: the emulated engine's own times, a row a request (`telemetry.tables.ENGINE_REQUESTS`).
 
     Raises:
         ValueError: they are not of one workload, or share no request that was served.
@@ -143,10 +130,3 @@ def _last_way(emulated: pd.DataFrame, engine: pd.DataFrame) -> float:
 
 def _mean(values: Floats, rows: npt.NDArray[np.bool_]) -> float:
     return float(np.nanmean(values[rows]))
-
-
-def _line(row: Row) -> str:
-    share = "" if np.isnan(row.ratio) else f"{row.ratio:+.1%}"
-    return (
-        f"{row.name:<52}{row.virtual_ms:>10.2f}{row.emulated_ms:>10.2f}{row.difference_ms:>+9.2f}{share:>8}"
-    )
