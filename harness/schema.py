@@ -65,6 +65,13 @@ REQUESTS: tuple[Column, ...] = (
         "why, where the status is not ok: upstream's reason or a patch's code for a refusal (queue_depth, kv_red, "
         "predicted_late, overload), deadline_expired for an expired one; empty otherwise",
     ),
+    Column(
+        "retry_after_s",
+        _i32,
+        "s",
+        "after how long a refused request was told to come again; null where it was told nothing",
+        nullable=True,
+    ),
 )
 
 TOKENS: tuple[Column, ...] = (
@@ -144,6 +151,45 @@ GAUGES: tuple[Column, ...] = (
     ),
 )
 
+TRANSFERS: tuple[Column, ...] = (
+    Column("begin_ns", _i64, "ns", "when it began; transfers on one link follow each other"),
+    Column("end_ns", _i64, "ns", "when all of it was there"),
+    Column("link", _str, "", "d2h (GPU to host memory), h2d, disk write or disk read"),
+    Column("size_bytes", _i64, "bytes", "KV blocks that it moved, in bytes"),
+)
+
+CACHE: tuple[Column, ...] = (
+    Column("t_ns", _i64, "ns", "end of the window in which it was counted"),
+    Column(
+        "measure",
+        _str,
+        "",
+        "what was counted: requests, asked_blocks (whole prompt blocks looked for at first admissions), found_blocks, "
+        "missed_blocks, evicted_blocks, dead_protected_blocks (found before, then evicted unused long after LRU would "
+        "have), reuse_blocks (asked for again), recomputed_tokens, preemptions; of the most asked prefixes "
+        "prefix_requests, prefix_asked_blocks and prefix_found_blocks, of the whole run, in its last window",
+    ),
+    Column(
+        "tenant",
+        _str,
+        "",
+        "whose requests asked; of evicted blocks, who had asked for them last (empty: nobody)",
+    ),
+    Column(
+        "kind",
+        _str,
+        "",
+        "of found_blocks the tier (device, below); of missed_blocks the cause (never, evicted, cut: behind an evicted one, "
+        "unlanded: asked for and not computed yet, other_salt); of evicted_blocks whether the block was ever found "
+        "(used, unused, unasked); of reuse_blocks a power of two above the number of different blocks asked for in between; of "
+        "recomputed_tokens what they were lost by (eviction, preemption); of a prefix, the start of its first block's hash",
+    ),
+    Column(
+        "by", _str, "", "whose request got the block's place; empty where that is not known, or no matter"
+    ),
+    Column("value", _i64, "", "how many"),
+)
+
 # What every arm and seed has.
 TABLES: dict[str, tuple[Column, ...]] = {
     "requests": REQUESTS,
@@ -152,7 +198,12 @@ TABLES: dict[str, tuple[Column, ...]] = {
     "events": EVENTS,
 }
 # What only some have: `gpu` is there where a live run found a GPU, `gauges` where patches ran on the virtual engine.
-EXTRA_TABLES: dict[str, tuple[Column, ...]] = {"gpu": GPU, "gauges": GAUGES}
+EXTRA_TABLES: dict[str, tuple[Column, ...]] = {
+    "gpu": GPU,
+    "gauges": GAUGES,
+    "transfers": TRANSFERS,
+    "cache": CACHE,
+}
 
 STATUSES = ("ok", "rejected", "expired", "cancelled", "failed")
 

@@ -86,6 +86,7 @@ def run_task(
     progress: Progress,
 ) -> Finished:
     """Serve the trace with this arm's engine and write `run_dir/<arm>/seed-<n>/`."""
+    from harness.cache_limits import limits_of
     from harness.profiles.model import outside_shares, unmeasured_shares
 
     started = datetime.now(UTC)
@@ -111,8 +112,18 @@ def run_task(
         "schedule_digest": run.schedule_digest,
         "steps": run.steps,
         "virtual_s": run.virtual_s,
+        **({"starting_s": run.starting_s} if run.starting_s else {}),
         "extrapolated": dict(outside_shares(step_time)),
         "unmeasured": dict(unmeasured_shares(step_time)),
+        "cache_bounds": limits_of(
+            workload,
+            run.tables,
+            admitted=run.admitted,
+            block_tokens=arm.flags.block_size,
+            blocks=run.usable_blocks,
+            patches=arm.patches,
+            tiered=arm.flags.offloads,
+        ),
         "command": list(command),
         "validity": validity(arm, receipt, run.tables),
         "run_facts": {
@@ -158,6 +169,7 @@ def run_virtual(
             profile.kv_blocks if assumed.kv_blocks is None else assumed.kv_blocks,
             cpu_step_us=profile.cpu_step_us if assumed.cpu_step_us is None else assumed.cpu_step_us,
             slowdown=1 / assumed.efficiency,
+            links=profile.transfers,
         )
         stack.callback(engine.shutdown)
         run = engine.run(workload, progress)

@@ -22,6 +22,7 @@ from harness.records import HTTP_PATH, PLAN
 _ROOT = Path(harness.__file__).parent.parent
 _SOURCES = (
     "harness/assumptions.py",
+    "harness/cache_limits.py",
     "harness/failures.py",
     "harness/metrics/*.py",
     "harness/stats/*.py",

@@ -13,7 +13,20 @@ from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
 from harness.metrics.registry import METRICS
-from reports import admissions, facts, figures, interference, live, queues, robustness, service, slack, tables
+from reports import (
+    admissions,
+    cache,
+    facts,
+    figures,
+    interference,
+    live,
+    queues,
+    robustness,
+    service,
+    slack,
+    tables,
+)
+from reports.cache_figures import cache_figures
 from reports.view import BASELINES, RunView
 from reports.wording import MISSING, SYMBOLS, VERDICTS, change_interval, metric_label
 
@@ -88,6 +101,7 @@ def render(view: RunView) -> str:
         admissions=admissions.admissions(view),
         victims=admissions.victims(view),
         interference=interference.interference(view),
+        **cache.context(view),
         step_bins=figures.STEP_BINS,
         ttft_bins=figures.TTFT_BINS,
         change_interval=change_interval,
@@ -104,7 +118,8 @@ def all_figures(view: RunView) -> dict[str, figures.Figure]:
     for i, arm in enumerate(view.arms):
         made[f"fig-ttft-{i}"] = figures.ttft_timeline(view, arm.name, scale)
     known = {name: figure for name, figure in made.items() if figure is not None}
-    return known | service.service_figures(view) | queues.queue_figures(view) | slack.slack_figures(view)
+    of_tenants = service.service_figures(view) | queues.queue_figures(view) | slack.slack_figures(view)
+    return known | of_tenants | cache_figures(view)
 
 
 def json_for_script(value: object) -> Markup:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from reports import admissions, facts, interference, live, robustness, tables
+from reports import admissions, cache, facts, interference, live, robustness, tables
 from reports.view import BASELINES, Arm, RunView
 from reports.wording import FEW_SAMPLES, SYMBOLS, VERDICTS, Value, change_interval
 
@@ -33,6 +33,7 @@ def render(view: RunView) -> str:
     parts += _recomputed(view)
     parts += _patches(view)
     parts += _tenants(view)
+    parts += _cache(view)
     for words, verdict in (("Losses", "worse"), ("Wins", "better")):
         parts += _listed(view, words, verdict)
     if any(FEW_SAMPLES in part for part in parts):
@@ -185,6 +186,26 @@ def _patches(view: RunView) -> list[str]:
             )
     head = ("patch", "arm", "hits", "mechanism metric", "tuned", "arm's value")
     return ["### Patches", _table(head, made)] if made else []
+
+
+def _cache(view: RunView) -> list[str]:
+    """Hit rates beside what was to be had under each arm's own schedule."""
+    shown = {arm.name for arm in view.arms if arm not in view.candidates[MOST_ARMS:]}
+    made = []
+    for one in cache.bounds(view):
+        if one.arm in shown:
+            cells = [f"{100 * rate:.1f}%" for rate in one.rates["all"]]
+            made.append(
+                [
+                    _code(one.arm),
+                    *(f"~~{c}~~" if one.struck else c for c in cells),
+                    "; ".join(map(escape, one.estimate)),
+                ]
+            )
+    if not made:
+        return []
+    head = ("arm", "hit rate", "clairvoyant, as served", "whole pool", "infinite", "no bound where")
+    return ["Prefix hit rate beside its bounds, all seeds:", _table(head, made)]
 
 
 def _tenants(view: RunView) -> list[str]:

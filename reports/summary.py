@@ -14,6 +14,7 @@ from typing import Any
 
 from harness import failures
 from harness.atomic import write_json
+from harness.cache_limits import pooled
 from harness.errors import RunFailed, UserError
 from harness.failures import Failure
 from harness.metrics.registry import METRICS
@@ -156,6 +157,7 @@ def _arm_json(arm: EvaluatedArm) -> Json:
         "hooks": {patch: {"hits": hits(arm.records, patch)} for patch in arm.plan["patches"]},
         "extrapolated": arm.worst_shares("extrapolated"),
         "unmeasured": arm.worst_shares("unmeasured"),
+        **_cache_bounds(arm),
         "metrics": overall,
         "by_phase": {},
         "by_tenant": {},
@@ -167,6 +169,13 @@ def _arm_json(arm: EvaluatedArm) -> Json:
         if values is not None:
             _place(out, scope, values)
     return out
+
+
+def _cache_bounds(arm: EvaluatedArm) -> Json:
+    """How many hits were to be had, where the records tell."""
+    told = [r.manifest["cache_bounds"] for r in arm.records if r.manifest.get("cache_bounds")]
+    found = pooled(told)
+    return {} if found is None else {"cache_bounds": found}
 
 
 def _place(out: Json, scope: Scope, values: Json) -> None:

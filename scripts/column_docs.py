@@ -20,6 +20,10 @@ _ABOUT = {
     "gpu": "One row a GPU and sample; only where a live run found a GPU.",
     "gauges": "One row a change of a patch's gauge, looked at after each step was scheduled and at the end; only where "
     "patches that have gauges ran on the virtual engine.",
+    "cache": "One row a count: what the prefix cache did in a window of time (five seconds at first; windows double where a run "
+    "is very long). Counts of 0 are left out. Only where the patch `cachedash` ran.",
+    "transfers": "One row a transfer of KV blocks below the GPU, in the order in which they were asked for; only where "
+    "an arm of the virtual engine offloads.",
 }
 _HEAD = """# Columns of the records
 

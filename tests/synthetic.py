@@ -276,6 +276,7 @@ def make_tables(
             "recomputed_tokens": lost * (prompt // 2),
             "status": status,
             "reason": np.where(rejected, "queue_full", ""),
+            "retry_after_s": np.where(rejected, 2.0, np.nan),
         }
     )
     for name in requests.columns:

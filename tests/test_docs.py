@@ -26,6 +26,8 @@ DOCUMENTS = (
             "LIVE.md",
             "IDENTITY.md",
             "TUNED.md",
+            "tuned/rtx4090-24g.md",
+            "tuned/rtxpro6000-96g.md",
             "COLUMNS.md",
         )
     ),

@@ -33,8 +33,8 @@ def cache(
         typer.Option(
             "--policies",
             metavar="NAME,NAME",
-            help="Of lru (vLLM's own), slru (the patch), slru-80-20 (a fixed split, for comparison), belady "
-            "(clairvoyant bound), infinite (bound).",
+            help="Of lru (vLLM's own), slru (the patch), slru-80-20 (a fixed split, for comparison), lru-next64 and "
+            "slru-next64 (sparing what the next 64 requests need), belady (clairvoyant bound), infinite (bound).",
         ),
     ] = "lru,slru,belady",
     scan_mix: Annotated[

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import tomllib
 from pathlib import Path
 from typing import Annotated, Any
@@ -118,6 +119,11 @@ def plan(
         console.print(f"[bold]{name}[/]: " + (", ".join(f"{k}={v}" for k, v in values.items()) or "no knobs"))
     if resolved.replaces:
         console.print(f"in place of: {', '.join(sorted(resolved.replaces))}")
+    for flag, value in resolved.engine_flags.items():
+        said = "must stay unset" if value is None else json.dumps(value)
+        console.print(
+            f"engine flag {flag} ({resolved.brought_by(flag)}): {said}", markup=False, soft_wrap=True
+        )
     if json_path is not None:
         write_json(json_path, plan_json(resolved))
 
@@ -177,6 +183,7 @@ def plan_json(resolved: PatchPlan) -> dict[str, Any]:
         "knobs": resolved.knobs,
         "order": {seam: list(names) for seam, names in resolved.order().items()},
         "replaces": sorted(resolved.replaces),
+        "engine_flags": resolved.engine_flags,
         "plan": resolved.to_json(),
     }
 

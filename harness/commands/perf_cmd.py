@@ -39,7 +39,12 @@ def perf(
     waiting: Annotated[int, typer.Option(help="waiting requests", min=0, max=1_000_000)] = 5000,
     turns: Annotated[int, typer.Option(help="turns of each side; the medians are over these", min=1)] = 30,
     steps: Annotated[int, typer.Option(help="steps in a turn", min=1)] = 10,
-    blocks: Annotated[int, typer.Option(help="KV blocks; 0 is twice what the running ones need", min=0)] = 0,
+    blocks: Annotated[
+        int,
+        typer.Option(
+            help="KV blocks, all cached at the start; 0: twice what the running ones need, empty", min=0
+        ),
+    ] = 0,
     profile: ProfileName = DEFAULT_PROFILE,
     model: ModelName = None,
     tensor_parallel: TensorParallel = None,
@@ -98,10 +103,11 @@ def _scheduler(
     from harness.atomic import write_json
 
     flags = bench.flags_for(running)
+    brought = flags.model_copy(update=plan.engine_flags)
     with console.status(f"{turns} turns of {steps} steps at {running} running, {waiting} waiting"):
         result = bench.measure(
             Arm("stock", "stock", flags),
-            Arm(plan.label, "stock", flags, plan),
+            Arm(plan.label, "stock", brought, plan),
             running,
             waiting,
             turns,
@@ -109,7 +115,7 @@ def _scheduler(
             blocks or None,
         )
     console.print(
-        f"{plan.label} at {running} running, {waiting} waiting, medians of {turns} turns:\n"
+        f"{plan.label} at {running} running, {waiting} waiting, {result.blocks:,} blocks, medians of {turns} turns:\n"
         f"  schedule + update   stock {result.stock_us:.0f} us, patched {result.patched_us:.0f} us, "
         f"ratio {result.ratio:.3f}\n"
         f"  add to the queue    stock {result.stock_add_us:.1f} us, patched {result.patched_add_us:.1f} us",

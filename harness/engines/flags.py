@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from harness.errors import UserError
 from harness.refusals import refuse_flags
+
+# KV connectors whose transfers the virtual engine can play: upstream's offloading, and that of the patch `tiering`.
+CONNECTORS = ("OffloadingConnector", "TieringConnector")
 
 
 class EngineFlags(BaseModel):
@@ -53,6 +56,28 @@ class EngineFlags(BaseModel):
     )
     async_scheduling: bool = Field(default=True, description="schedule a step before the last one's output")
     block_size: int = Field(default=16, ge=1, description="tokens in a KV block")
+    kv_offloading_size: float | None = Field(
+        default=None, gt=0, description="host memory for upstream's own KV offloading, GiB"
+    )
+    kv_transfer_config: dict[str, Any] | None = Field(
+        default=None,
+        description="a KV connector and its settings: upstream's offloading, or what a patch brings",
+    )
+
+    @field_validator("kv_transfer_config")
+    @classmethod
+    def _known_connector(cls, value: dict[str, Any] | None) -> dict[str, Any] | None:
+        if value is not None and value.get("kv_connector", CONNECTORS[0]) not in CONNECTORS:
+            raise ValueError(
+                f"KV transfer: of vLLM's connectors only {CONNECTORS[0]} is modelled by the virtual engine; "
+                "take the flag out, or name that one"
+            )
+        return value
+
+    @property
+    def offloads(self) -> bool:
+        """Whether KV blocks go beyond the GPU."""
+        return self.kv_offloading_size is not None or self.kv_transfer_config is not None
 
     @model_validator(mode="after")
     def _fit_together(self) -> EngineFlags:

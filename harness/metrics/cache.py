@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from harness.metrics.base import Metric, per_seed
 from harness.metrics.pool import View
 from harness.stats.measures import Measure, Nothing, Percentile, Ratio
@@ -20,6 +22,24 @@ def _recovery(view: View) -> Measure:
     if len(sample.values) == 0:
         return Nothing("no preempted request came back in this scope")
     return Percentile(sample, 99)
+
+
+def _restore(view: View) -> Measure:
+    sample = view.points("restores")
+    if len(sample.values) == 0:
+        return Nothing("no preempted request came back in this scope")
+    return Percentile(sample, 99)
+
+
+def _moved(view: View) -> Measure:
+    moved = view.pool.moved_bytes
+    if moved is None:
+        return Nothing("nothing moved below the device's memory")
+    if view.size == 0:
+        return Nothing("no measured phase in this scope")
+    # As `View.per_seed`: every replicate draws as many blocks as there are.
+    seeds = np.full(view.size, float(view.pool.grid.seeds))
+    return Ratio(moved[view.span] * view.size, seeds, view.size)
 
 
 def _kv_usage(view: View) -> Measure:
@@ -61,6 +81,23 @@ METRICS: tuple[Metric, ...] = (
         "p99 of the time from a preemption to the request's next token.",
         "lower",
         _recovery,
+    ),
+    Metric(
+        "preempt_restore_ms_p99",
+        "ms",
+        "p99 of the time from a preempted request's resumption to its next token: its recovery without the queue.",
+        "lower",
+        _restore,
+    ),
+    Metric(
+        "tier_bytes_moved",
+        "bytes",
+        "Bytes of KV blocks moved between the device's memory and the tiers below it, either way, averaged over the "
+        "seeds.",
+        "lower",
+        _moved,
+        time_only=True,
+        known=lambda pool: pool.moved_bytes is not None,
     ),
     Metric(
         "kv_usage_p99",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import dataclass
 
 import numpy as np
@@ -106,6 +107,55 @@ def recoveries(events: pd.DataFrame, chunks: Chunks) -> tuple[Ints, Floats]:
     token = _next(chunks.request, chunks.t_ns, owner, np.where(resumed >= 0, resumed, t_ns))
     seen = token >= 0
     return owner[seen], (token - t_ns)[seen] / 1e6
+
+
+def restores(events: pd.DataFrame, chunks: Chunks) -> tuple[Ints, Floats]:
+    """Request and time from each resumption to that request's next token, ms: recovery without the queue.
+
+    A resumption is the first pass that gives a preempted request tokens again; where its blocks are fetched from a tier
+    first, the events say when that began (`load`), and it counts from there. Those without a later token give no sample.
+    """
+    kinds = events["kind"].to_numpy(object)
+    known = ~np.isnan(events["request"].to_numpy(np.float64))
+    back, loads = (events[(kinds == kind) & known] for kind in ("resume", "load"))
+    owner, t_ns = back["request"].to_numpy(np.int64), back["t_ns"].to_numpy(np.int64)
+    token = _next(chunks.request, chunks.t_ns, owner, t_ns)
+    begun = t_ns.copy()
+    for row, at in zip(loads["request"].to_numpy(np.int64), loads["t_ns"].to_numpy(np.int64), strict=True):
+        mine = np.flatnonzero((owner == row) & (t_ns >= at))
+        if len(mine):
+            first = mine[np.argmin(t_ns[mine])]
+            begun[first] = min(begun[first], at)
+    seen = token >= 0
+    return owner[seen], (token - begun)[seen] / 1e6
+
+
+def overtakes(requests: pd.DataFrame, priorities: dict[str, int]) -> Floats:
+    """For each request the number of requests of equal priority that were sent later and admitted earlier.
+
+    NaN for one that was never admitted. Those admitted in one step overtake each other by the order in which they were
+    sent, that is, not at all.
+
+    Args:
+        priorities: vLLM's, by tenant.
+
+    Returns:
+        Shape (requests,).
+    """
+    sent = requests["sent_ns"].to_numpy(np.float64)
+    admitted = requests["scheduled_ns"].to_numpy(np.float64)
+    level = requests["tenant"].map(priorities).to_numpy(np.float64)
+    out = np.full(len(requests), np.nan)
+    for priority in np.unique(level):
+        rows = np.flatnonzero((level == priority) & ~np.isnan(admitted) & ~np.isnan(sent))
+        rows = rows[np.lexsort((rows, sent[rows]))]
+        later: list[float] = []
+        # From the last that was sent: of those behind it, the ones that were admitted before it.
+        for row in rows[::-1].tolist():
+            place = bisect_left(later, admitted[row])
+            out[row] = place
+            later.insert(place, float(admitted[row]))
+    return out
 
 
 def _sorted(owner: Ints, t_ns: Ints) -> tuple[Ints, Ints]:

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from harness.errors import UserError
-from harness.metrics import derive, energy, fairness_windows
+from harness.metrics import derive, energy, fairness_windows, moved
 from harness.metrics.scope import Scope
 from harness.records import ArmRecord
 from harness.stats.blocks import BlockGrid, Window
@@ -23,6 +23,10 @@ from harness.stats.measures import Measure, Nothing, Ratio, Sample
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
+
+
+# Of the measured phases' start, what counts as a cold cache.
+COLD_NS = 10_000_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,12 +48,13 @@ class Pool:
         columns: per-row arrays, shape (rows,).
         blocks: the block of each row, by the time at which it was to be sent.
         tenant, phase: per row; `tenants` and `tiers` name the codes.
-        gaps, recoveries: gaps between chunks and times from preemption to next token, ms, by the
-            tenants' codes: everybody, each tier, each tenant.
+        gaps, recoveries, restores: gaps between chunks, and times from preemption and from resumption to next token,
+            ms, by the tenants' codes: everybody, each tier, each tenant.
         step_values: per-step arrays in windows, with `step_blocks`.
         tokens: output tokens received, shape (tenants, blocks).
         busy_ns: GPU-busy time, shape (blocks,).
         joules: energy of the GPUs, shape (blocks,); None where nothing sampled them.
+        moved_bytes: between the device's memory and tiers below it, shape (blocks,); None where nothing recorded it.
         no_joules: why the energy is not valid; empty where it is.
         jain: fairness of each 5 s window that has two backlogged tenants, with `jain_blocks`.
         second_tokens: tokens received in each second of each window, with its length and block.
@@ -64,10 +69,12 @@ class Pool:
     phase: Ints
     gaps: dict[tuple[int, ...], Points]
     recoveries: dict[tuple[int, ...], Points]
+    restores: dict[tuple[int, ...], Points]
     step_values: dict[str, Floats]
     step_blocks: Ints
     tokens: Floats
     busy_ns: Floats
+    moved_bytes: Floats | None
     joules: Floats | None
     no_joules: str
     jain: Floats
@@ -93,10 +100,12 @@ def pool_of(records: Sequence[ArmRecord]) -> Pool:
     tiers_by_tenant = {t["name"]: t["tier"] for t in records[0].manifest["workload"]["tenants"]}
     tenants, tiers = tuple(tiers_by_tenant), tuple(tiers_by_tenant.values())
     code = {name: i for i, name in enumerate(tenants)}
+    priorities = {t["name"]: int(t.get("priority", 0)) for t in records[0].manifest["workload"]["tenants"]}
 
     rows: list[pd.DataFrame] = []
     gaps: list[tuple[Ints, Floats]] = []
     recovered: list[tuple[Ints, Floats]] = []
+    restored: list[tuple[Ints, Floats]] = []
     steps: list[pd.DataFrame] = []
     step_blocks: list[Ints] = []
     jain: list[tuple[Floats, Ints]] = []
@@ -109,6 +118,10 @@ def pool_of(records: Sequence[ArmRecord]) -> Pool:
         chunks = derive.chunks_of(record.tokens)
         who = requests["tenant"].map(code).to_numpy(np.int64)
         frame = _row_columns(requests, derive.request_figures(requests, chunks))
+        frame["cold_ttft_ms"] = frame["ttft_ms"].where(
+            requests["intended_ns"] < windows[0].start_ns + COLD_NS, np.nan
+        )
+        frame["overtakes"] = derive.overtakes(requests, priorities)
         frame["block"] = grid.of_requests(seed, requests["phase"], requests["intended_ns"])
         frame["tenant"] = who
         # rows are numbered over all seeds; -1 marks a request that is not measured
@@ -120,6 +133,8 @@ def pool_of(records: Sequence[ArmRecord]) -> Pool:
         gaps.append((row[owner][ok[owner]], length[ok[owner]]))
         owner, length = derive.recoveries(record.events, chunks)
         recovered.append((row[owner][counted[owner]], length[counted[owner]]))
+        owner, length = derive.restores(record.events, chunks)
+        restored.append((row[owner][counted[owner]], length[counted[owner]]))
         # what belongs to time, not to a request
         block = grid.of_times(seed, chunks.t_ns)
         inside = block >= 0
@@ -151,6 +166,7 @@ def pool_of(records: Sequence[ArmRecord]) -> Pool:
         phase=table["phase"].to_numpy(np.int64),
         gaps=_points(gaps, table["tenant"].to_numpy(np.int64), tiers),
         recoveries=_points(recovered, table["tenant"].to_numpy(np.int64), tiers),
+        restores=_points(restored, table["tenant"].to_numpy(np.int64), tiers),
         step_values={
             "step_ms": ((step["end_ns"] - step["start_ns"]) / 1e6).to_numpy(np.float64),
             "kv_usage": step["kv_usage"].to_numpy(np.float64),
@@ -162,6 +178,7 @@ def pool_of(records: Sequence[ArmRecord]) -> Pool:
         step_blocks=np.concatenate(step_blocks),
         tokens=tokens,
         busy_ns=busy,
+        moved_bytes=moved.bytes_by_block([record.path for record in records], grid),
         joules=joules,
         no_joules=no_joules,
         jain=np.concatenate([fair for fair, _ in jain]),
@@ -183,6 +200,7 @@ def _row_columns(requests: pd.DataFrame, figures: dict[str, Floats]) -> pd.DataF
             "rejected": status == "rejected",
             "expired": status == "expired",
             "cancelled": status == "cancelled",
+            "finished_ttft_ms": np.where(status == "ok", figures["ttft_ms"], np.nan),
             "failed": status == "failed",
             "preemptions": requests["preemptions"],
             "recomputed_tokens": requests["recomputed_tokens"],
@@ -279,7 +297,7 @@ class View:
         return self._samples[key]
 
     def points(self, name: str) -> Sample:
-        """The scope's part of `gaps` or `recoveries`."""
+        """The scope's part of `gaps`, `recoveries` or `restores`."""
         key = (name, False)
         if key not in self._samples:
             source: dict[tuple[int, ...], Points] = getattr(self.pool, name)

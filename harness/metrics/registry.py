@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from harness.metrics import cache, cost, engine, fairness, latency, slo, tokens
+from harness.metrics import cache, cost, engine, fairness, latency, order, slo, tokens
 from harness.metrics.base import Metric
 from harness.metrics.scope import Scope
 
-_THEMES = (latency, slo, tokens, cache, fairness, engine, cost)
+_THEMES = (latency, slo, tokens, order, cache, fairness, engine, cost)
 
 
 def _by_name() -> dict[str, Metric]:

@@ -26,6 +26,7 @@ __all__ = [
     "Profile",
     "ProfileRef",
     "Source",
+    "Transfers",
 ]
 
 PHASES = 5
@@ -41,6 +42,18 @@ class Memory(Strict):
         description="read from a run, computed from memory, or set by the user"
     )
     kv_blocks_how: str = Field(description="which run, or which sum")
+
+
+class Transfers(Strict):
+    """How fast KV blocks move between the GPU, host memory and disk. Bytes per second that a copy reaches."""
+
+    d2h_bytes_per_s: float = Field(gt=0, description="GPU to host")
+    h2d_bytes_per_s: float = Field(gt=0, description="host to GPU, at the same time as the other way")
+    launch_us: float = Field(ge=0, description="until a copy between GPU and host begins, us")
+    disk_read_bytes_per_s: float = Field(gt=0, description="disk to host")
+    disk_write_bytes_per_s: float = Field(gt=0, description="host to disk; reads and writes take turns")
+    disk_access_us: float = Field(ge=0, description="until a transfer with the disk begins, us")
+    comment: str = Field(description="where these come from")
 
 
 class FivePhase(Strict):
@@ -117,6 +130,9 @@ class Profile(Strict):
     tuned_comment: str = Field("", description="the sweep that chose them; `comment` in the table [tuned]")
     five_phase: FivePhase = Field(default_factory=FivePhase)
     error: KnownError | None = Field(None, description="how far off it is known to be")
+    transfers: Transfers | None = Field(
+        None, description="links to host memory and disk; without them nothing can be offloaded"
+    )
 
     tables_of: str | None = Field(
         None,

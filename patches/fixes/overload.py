@@ -7,11 +7,12 @@ from typing import Any
 
 from pydantic import Field, model_validator
 
+from patches.fixes.load import Load
 from patches.fixes.long_prefills import LongPrefills
 from patches.scheduling.admission import level_of
 from patches.scheduling.deadlines import LATE_S, Alarms, Due
 from patches.scheduling.floors import Floors
-from patches.scheduling.misses import Capacity, Demand, MissShare, Tightest
+from patches.scheduling.misses import Tightest
 from patches.scheduling.prefills import Prefills, uncached_tokens
 from patches.scheduling.tiers import Tiers
 from patches.seam.endings import refused
@@ -33,15 +34,18 @@ the tightest target of those that came lately, or the misses `enter_miss_share`;
 `calm_s`. While it lasts:
 
 - an arrival is let in only if its predicted wait fits `accept_slo_factor` of its own target, and the standing limit: a
-  line longer than what keeps the machine busy adds delay to all and tokens to nobody. The wait is what is owed to its
-  own level and better ones (priorities, and within one the long behind the others), at the rate that its level has
-  been getting. So the cached and the short are taken, and of the long as many as there is time for;
+  line longer than what keeps the machine busy adds delay to all and tokens to nobody. A burst that is over within the
+  request's own target is no such line: where `watermark` keeps blocks for better classes, and as long as these keep
+  their promises, that target is the limit as an overload begins, and falls to the standing one as it lasts. The wait is what is owed to its own level and better
+  ones (priorities, and within one the long behind the others), at the rate that its level has been getting; where there
+  was no line to measure one by, at the pace of steps with much prefill. So the cached and the short are taken, and of
+  the long as many as there is time for;
 - low levels go first. Where better ones miss, the worst level's limit shrinks, from all of it at `leave_miss_share` to
   nothing at `enter_miss_share`; over the next such band the limit of the level before it, and so on. One that would be
   late closes the worse levels for `tier_hold_s`, and is refused itself only when none of those was let in for so long
   and none has a prompt left to compute;
-- a waiting request that has not started and can no longer meet its target is refused, with a Retry-After, while its
-  client can still go elsewhere;
+- a waiting request that has not started and could not meet its target even if it began now, at the best pace seen, is
+  refused, with a Retry-After, while its client can still go elsewhere;
 - whoever is below its floor is let in all the same, if its prompt by itself could be in time: `floor_share` of its
   weight's part of the work admitted lately.
 
@@ -143,87 +147,22 @@ class _Overload:
         self._knobs, self._context = knobs, context
         self._prefills = Prefills(context, knobs.rate_horizon_s)
         self._floors = Floors(knobs.floor_share, knobs.floor_horizon_s)
-        self._misses = MissShare(knobs.miss_horizon_s)
-        self._by_level: dict[int, MissShare] = {}
         self._tiers = Tiers(knobs.tier_hold_s)
-        self._tightest = Tightest(knobs.floor_horizon_s)
-        self._demand = Demand()
-        self._capacity = Capacity(knobs.capacity_horizon_s)
+        self.load = Load(knobs, context, self._prefills)
         # The tightest target of a long prompt.
         self._long_slo = Tightest(knobs.floor_horizon_s)
         self._due: dict[str, Due] = {}
         self._late_at = Alarms()
         self._refused: dict[str, str] = {}
-        self._overloaded = False
-        self._trouble_s = -math.inf
         self._long = LongPrefills(knobs, context, self._prefills)
-        self._arrivals = self._late = self._by_floor = self._hopeless = self._periods = 0
+        # A burst that is let in takes the memory that others need, unless something keeps blocks for them.
+        self._blocks_kept = context.beside("watermark")
+        self._arrivals = self._late = self._by_floor = self._hopeless = 0
         context.gauge("overload_refused_on_arrival", lambda: float(self._arrivals))
         context.gauge("overload_refused_hopeless", lambda: float(self._hopeless))
         context.gauge("overload_by_floor", lambda: float(self._by_floor))
         context.gauge("overload_late", lambda: float(self._late))
-        context.gauge("overload_periods", lambda: float(self._periods))
         context.gauge("overload_drain_tokens_per_s", lambda: self._prefills.per_s)
-
-    # load
-
-    def backlog_s(self) -> float:
-        """Seconds that the whole uncached backlog takes at the measured rate."""
-        rate = self._prefills.per_s
-        return self._prefills.total / rate if rate else 0.0
-
-    def limit_s(self) -> float:
-        """Longest line in overload; infinite while nobody has a target."""
-        return self._knobs.standing_slo_factor * self._tightest.slo_s
-
-    def update_state(self, now: float) -> None:
-        """Enter or leave overload."""
-        knobs, slo_s, misses = self._knobs, self._tightest.slo_s, self._misses.at(now)
-        self._capacity.see(self._prefills.per_s, now)
-        self._demand.drain(self._capacity.per_s, now)
-        line_s, enter_s = self._demand.seconds, knobs.enter_slo_factor * slo_s
-        self._demand.bound(2 * enter_s)
-        if misses > knobs.enter_miss_share or line_s > enter_s:
-            self._periods += not self._overloaded
-            self._overloaded = True
-        if misses > knobs.leave_miss_share or line_s > enter_s / 2:
-            self._trouble_s = now
-        elif self._overloaded and now - self._trouble_s >= knobs.calm_s:
-            self._overloaded = False
-
-    def pressure(self, now: float) -> float:
-        """0 with no load to speak of, 1 from a backlog of a part of the tightest target, or at overload's misses."""
-        slo_s = self._tightest.slo_s * self._knobs.full_load_slo_share
-        backlog = self.backlog_s() / slo_s if slo_s < math.inf else 0.0
-        return min(1.0, max(backlog, self._misses.at(now) / self._knobs.enter_miss_share))
-
-    def step_s(self, now: float) -> float:
-        """How long a step with long prefills may last under load: the less, the more promises are broken."""
-        knobs = self._knobs
-        strain = min(1.0, self._misses.at(now) / knobs.enter_miss_share)
-        share = knobs.step_slo_share - strain * (knobs.step_slo_share - knobs.step_slo_least_share)
-        return share * self._tightest.slo_s
-
-    def room_for(self, level: int, now: float) -> float:
-        """Part of its limit that a level keeps: the worst level gives way to the misses of better ones first.
-
-        Over the misses from `leave_miss_share` to `enter_miss_share` the worst level's part falls from 1 to
-        0, over the next such band that of the level before it, and so on.
-        """
-        knobs = self._knobs
-        missed = max((m.at(now) for other, m in self._by_level.items() if other < level), default=0.0)
-        worse = sum(1 for other in self._by_level if other > level)
-        band = knobs.enter_miss_share - knobs.leave_miss_share
-        over = missed - knobs.leave_miss_share - worse * band
-        return 1.0 if over <= 0 else max(0.0, 1.0 - over / band) if band else 0.0
-
-    def _count(self, level: int, missed: bool, now: float) -> None:
-        """One promise was kept or broken."""
-        self._misses.add(missed, now)
-        mine = self._by_level.get(level)
-        if mine is None:
-            mine = self._by_level[level] = MissShare(self._knobs.miss_horizon_s)
-        mine.add(missed, now)
 
     # arrival
 
@@ -232,22 +171,25 @@ class _Overload:
         knobs, request_id = self._knobs, request.request_id
         info = self._context.request_info(request)
         slo_s = info.slo_ttft_s if info.slo_ttft_s < math.inf else knobs.default_slo_s
-        self._tightest.see(slo_s, now)
         uncached = uncached_tokens(self._context.scheduler, request)
         # Long ones stand back for the others of their priority, so these need not wait for them.
         long = uncached >= knobs.long_prompt_tokens
         owed = self._prefills.add(request, 2 * level_of(info.priority) + long, uncached)
         due = self._due[request_id] = Due(slo_s, self._context.arrived_s(request) + slo_s, True, request)
-        self._demand.add(uncached)
+        self.load.see(slo_s, uncached, now)
         below_floor = self._floors.ask(info.tenant, info.weight, now)
-        self.update_state(now)
-        if self._overloaded:
-            limit_s = min(slo_s * knobs.accept_slo_factor, self.limit_s()) * self.room_for(owed.level, now)
+        self.load.update(now)
+        if self.load.overloaded:
+            room = self.load.room_for(owed.level, now)
+            bursts = self._blocks_kept and room >= 1
+            longest_s = self.load.burst_s(slo_s, now) if bursts else self.load.standing_s()
+            limit_s = min(slo_s * knobs.accept_slo_factor, longest_s) * room
             # What it has spent on its way here is gone.
             wait_s = self._prefills.wait_s(owed.level) + max(0.0, now - (due.deadline_s - slo_s))
+            late = wait_s > limit_s
             alone_s = owed.uncached / self._prefills.per_s if self._prefills.per_s else 0.0
             worse_owed = self._prefills.owed_below(owed.level)
-            if self._tiers.refuse(owed.level, wait_s > limit_s, worse_owed, now):
+            if self._tiers.refuse(owed.level, late, worse_owed, now):
                 if not below_floor or alone_s > slo_s:
                     self._arrivals += 1
                     self._refuse(request_id, max(wait_s - limit_s, 1.0))
@@ -266,16 +208,16 @@ class _Overload:
         self._refused[request_id] = refused("overload", retry_after_s)
 
     def late_from_s(self, due: Due) -> float:
-        """From when its deadline cannot be met, by what is known now."""
+        """From when its deadline cannot be met, even if its prefill began at once at the best pace seen."""
         owed = self._prefills.of(due.request.request_id)
-        rate = self._prefills.per_s
+        rate = max(self._prefills.per_s, self._prefills.pace_per_s)
         return due.deadline_s - (owed.tokens / rate if owed is not None and rate else 0.0)
 
     # lateness
 
     def expire(self, now: float) -> list[tuple[str, str]]:
         """What was refused since the last pass, and in overload what waits in vain."""
-        self.update_state(now)
+        self.load.update(now)
         for request_id in self._late_at.due(now):
             due, owed = self._due.get(request_id), self._prefills.of(request_id)
             if due is None or owed is None or due.late or owed.first_s is not None:
@@ -286,10 +228,10 @@ class _Overload:
                 continue
             due.late = True
             self._late += 1
-            if self._overloaded and not owed.started:
+            if self.load.overloaded and not owed.started:
                 self._hopeless += 1
-                self._count(owed.level, True, now)
-                self._refuse(request_id, self.backlog_s())
+                self.load.count(owed.level, True, now)
+                self._refuse(request_id, self.load.backlog_s())
             else:
                 self._context.rekey(due.request)
         if not self._refused:
@@ -326,18 +268,18 @@ class _Overload:
         """Charge what was prefilled, and set the long prefills' budget of the next step."""
         self._prefills.after_schedule(scheduler_output, now)
         pace = 0.0
-        if not self._overloaded:
+        if not self.load.overloaded:
             pace = self._prefills.owed_to(_is_long) / (
                 self._long_slo.slo_s * self._knobs.long_drain_slo_share
             )
-        self._long.after_schedule(scheduler_output, self.step_s(now), self.pressure(now), pace, now)
+        self._long.after_schedule(scheduler_output, self.load.step_s(now), self.load.pressure(now), pace, now)
 
     def after_update(self, scheduler_output: Any, outputs: Any, now: float) -> None:
         """Judge those whose first token came."""
         for request_id, owed in self._prefills.after_update(scheduler_output, now):
             due = self._due[request_id]
             missed = now > due.deadline_s
-            self._count(owed.level, missed, now)
+            self.load.count(owed.level, missed, now)
             if due.late != missed:
                 due.late = missed
                 self._context.rekey(due.request)
@@ -359,10 +301,10 @@ class _Overload:
         if due is None or owed is None:
             return
         if not judged and owed.first_s is not None:
-            self._count(owed.level, now > due.deadline_s, now)
+            self.load.count(owed.level, now > due.deadline_s, now)
         elif not judged and not due.late and now > due.deadline_s:
             # Ended by others, or by its client, without a token in time.
-            self._count(owed.level, True, now)
+            self.load.count(owed.level, True, now)
         if not owed.started:
             self._floors.withdraw(self._context.request_info(request).tenant, owed.uncached)
         self._late_at.compact(self._due)

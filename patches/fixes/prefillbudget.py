@@ -148,6 +148,9 @@ class _PrefillBudget:
         """Hold a long prompt while enough of them prefill, or while it is late and others are not."""
         if request.request_id not in self._long or not self._beside_others():
             return None
+        if request.request_id in self._prefilling:
+            # It is being admitted; that its own tokens and blocks are taken by now must not hold it.
+            return None
         if self._left is not None and self._left <= 0:
             return "this step has no tokens left for long prompts"
         if self._places_taken >= self._knobs.long_prefill_requests:
@@ -196,8 +199,9 @@ class _PrefillBudget:
         granted = max(0, min(new_tokens, self._left))
         self._left -= granted
         if granted >= remaining:
-            # It ends in this step, so the next one may begin in it.
-            self._free_place(now)
+            # It ends in this step, so the next one may begin in it. While a waiting one is being admitted the queue's
+            # head must stay: the others are asked in the next pass.
+            self._free_place(now, offer=self._context.is_running(request))
         return granted
 
     def _beside_others_of_new(self, request: Any) -> bool:
@@ -211,10 +215,11 @@ class _PrefillBudget:
         room = scheduler.max_num_scheduled_tokens - decodes * (1 + scheduler.num_spec_tokens)
         return max(1, room)
 
-    def _free_place(self, now: float) -> None:
+    def _free_place(self, now: float, offer: bool = True) -> None:
         self._places_taken = max(0, self._places_taken - 1)
         self._place_free_s = now
-        self._offer_places(now)
+        if offer:
+            self._offer_places(now)
 
     def _offer_places(self, now: float) -> None:
         # The queue asks for the best that is held only, which may be one that stands back.

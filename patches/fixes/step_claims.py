@@ -27,6 +27,8 @@ class Pass:
     tokens: int = 0
     # Blocks that prefills under way have yet to take.
     promised: int = 0
+    # Who is served sooner as the pass begins, where another patch says so: smaller first.
+    ranks: dict[str, float] = field(default_factory=dict)
     # Tokens by tenant, and whose prefill was cut.
     granted: dict[str, int] = field(default_factory=dict)
     cut: set[str] = field(default_factory=set)
@@ -47,9 +49,14 @@ class Pass:
             self.blocks -= old.blocks
             self.tokens -= old.tokens
 
-    def of_others(self, tenant: str) -> Claim:
-        """What all but this tenant claim together."""
-        own = self.claims.get(tenant)
-        if own is None:
-            return Claim(self.seats, self.blocks, self.tokens)
-        return Claim(self.seats - own.seats, self.blocks - own.blocks, self.tokens - own.tokens)
+    def of_others(self, tenant: str, rank: float | None = None) -> Claim:
+        """What all but this tenant claim together; with its own rank only those that are served sooner.
+
+        Blocks are claimed by all, whatever their rank: whoever waits for many would keep everybody else waiting.
+        """
+        own = self.claims.get(tenant, Claim())
+        blocks = self.blocks - own.blocks
+        if rank is None:
+            return Claim(self.seats - own.seats, blocks, self.tokens - own.tokens)
+        ahead = [c for other, c in self.claims.items() if other != tenant and self.ranks[other] < rank]
+        return Claim(sum(c.seats for c in ahead), blocks, sum(c.tokens for c in ahead))

@@ -6,6 +6,7 @@ from typing import Any
 
 from pydantic import Field, PositiveFloat
 
+from patches.fixes.shares import Account, Record, Shares
 from patches.fixes.step_claims import Claim, Pass
 from patches.seam.patch import Hooks, Knobs, Patch
 
@@ -30,7 +31,9 @@ have; when blocks run out, victims are sooner taken from tenants above their fai
 Nobody is held while nothing runs, and nobody below its floor is ever held. So a tenant that waits has either its
 floor, or is next for what becomes free. Bound: a tenant is held only while it has its floor, so at the latest until
 enough of its own running requests have ended. Only tenants that can use room make others leave it: what another
-patch's gate holds does not count.
+patch's gate holds does not count. Where a patch ranks tenants by what they were given (`wfq`), only those that it
+serves sooner make others leave seats and tokens: seats for their own sake would give most to whoever does most with one.
+Blocks are left to all of them: whoever waits for many at once would keep everybody behind it waiting.
 """
 
 
@@ -60,37 +63,14 @@ class TenantKnobs(Knobs):
 _GROWTH_STEPS = 16
 
 
-class _Account:
-    """What one tenant holds."""
-
-    __slots__ = ("blocks", "requests", "running", "tenant", "uncached", "weight")
-
-    def __init__(self, tenant: str) -> None:
-        self.tenant, self.weight = tenant, 1.0
-        self.requests = self.running = self.blocks = 0
-        self.uncached = 1.0
-
-
-class _Record:
-    """One request and the blocks that count for it; 0 while it waits."""
-
-    __slots__ = ("account", "blocks", "request")
-
-    def __init__(self, account: _Account, request: Any) -> None:
-        self.account, self.request = account, request
-        self.blocks = 0
-
-
 class _Tenants:
     """The state of the patch for one scheduler."""
 
     def __init__(self, knobs: TenantKnobs, context: Any) -> None:
         self._knobs, self._context = knobs, context
-        self._accounts: dict[str, _Account] = {}
-        self._records: dict[str, _Record] = {}
-        self._weight = 0.0
+        self._shares = Shares(knobs, context)
         # Running requests that still prefill.
-        self._prefilling: dict[str, _Record] = {}
+        self._prefilling: dict[str, Record] = {}
         self._pass: Pass | None = None
         self._noted: tuple[str, int] = ("", 0)
         self._steps = 0
@@ -100,70 +80,11 @@ class _Tenants:
             context.gauge(f"tenant_held_{resource}", lambda r=resource: float(self._held[r]))
         context.gauge("tenant_cut_tokens", lambda: float(self._cut_tokens))
 
-    # shares
-
-    def _fair(self, account: _Account, capacity: float) -> float:
-        return capacity * account.weight / self._weight
-
-    def _seats(self) -> int:
-        return int(self._context.scheduler.max_num_active_reqs)
-
-    def _all_blocks(self) -> int:
-        return int(self._context.scheduler.kv_cache_manager.block_pool.num_gpu_blocks)
-
-    def _blocks_for(self, tokens: int) -> int:
-        return -(-tokens // int(self._context.scheduler.block_size))
-
     def _begun(self) -> Pass:
         """The pass under way; who claims what is found out when it is first asked."""
-        if self._pass is not None:
-            return self._pass
-        scheduler, knobs = self._context.scheduler, self._knobs
-        lines = self._context.lines(knobs.claimants_max_entries)
-        # Tokens that each tenant could prefill now: the rest of what runs, and what waits.
-        wanted: dict[str, float] = {}
-        for record in self._prefilling.values():
-            request, tenant = record.request, record.account.tenant
-            wanted[tenant] = wanted.get(tenant, 0.0) + request.num_tokens - request.num_computed_tokens
-        for line in lines:
-            account = self._accounts.get(line.tenant)
-            if account is not None:
-                wanted[line.tenant] = wanted.get(line.tenant, 0.0) + line.tokens * account.uncached
-        room = max(0, scheduler.max_num_scheduled_tokens - len(scheduler.running) + len(self._prefilling))
-        weight = sum(self._accounts[tenant].weight for tenant in wanted)
-        made = self._pass = Pass(room, room, weight)
-        for record in self._prefilling.values():
-            request = record.request
-            made.promised += self._blocks_for(request.num_tokens - request.num_computed_tokens)
-        for tenant, tokens in wanted.items():
-            account = self._accounts[tenant]
-            claim = Claim(tokens=int(min(tokens, self._share_of_step(account, made))))
-            made.claim(tenant, claim)
-        for line in lines:
-            account = self._accounts.get(line.tenant)
-            if account is not None:
-                self._claim_room(account, line.requests, line.tokens, made)
-        return made
-
-    def _share_of_step(self, account: _Account, made: Pass) -> float:
-        share = made.prefill_tokens * account.weight / made.prefill_weight if made.prefill_weight else 0.0
-        return max(self._knobs.floor_factor * share, float(self._knobs.least_prefill_tokens))
-
-    def _claim_room(self, account: _Account, requests: int, tokens: int, made: Pass) -> None:
-        """Seats and blocks that it lacks to its floor, at most what it has waiting."""
-        factor = self._knobs.floor_factor
-        seats = int(factor * self._fair(account, self._seats())) - account.running
-        blocks = int(factor * self._fair(account, self._all_blocks())) - account.blocks
-        if not account.running:
-            # One request is within everybody's floor.
-            seats, blocks = max(seats, 1), max(blocks, self._blocks_for(tokens // requests))
-        if seats <= 0 or blocks <= 0:
-            return
-        claim = made.claims.get(account.tenant, Claim())
-        made.claim(
-            account.tenant,
-            Claim(min(seats, requests), min(blocks, self._blocks_for(tokens)), claim.tokens),
-        )
+        if self._pass is None:
+            self._pass = self._shares.begin_pass(self._prefilling.values())
+        return self._pass
 
     # hooks that decide
 
@@ -171,7 +92,7 @@ class _Tenants:
         """Hold a tenant that has its floor while admitting it would take what others lack to theirs."""
         if not self._context.scheduler.running:
             return None
-        account = self._record(request).account
+        account = self._shares.record(request).account
         if not account.running:
             # One request is within everybody's floor.
             return None
@@ -191,6 +112,10 @@ class _Tenants:
             made.drop(account.tenant)
         return f"{account.tenant or 'the tenant'} has its share of {resource}, others lack theirs"
 
+    def _others(self, account: Account, made: Pass) -> Claim:
+        """What others claim before this one."""
+        return made.of_others(account.tenant, self._context.tenant_rank(account.tenant))
+
     def _drop_idle_claims(self, made: Pass) -> bool:
         """Forget claims of tenants whom something else holds by now; whether there were any."""
         idle = [tenant for tenant in made.claims if not self._context.line(tenant).requests]
@@ -198,48 +123,48 @@ class _Tenants:
             made.drop(tenant)
         return bool(idle)
 
-    def _short(self, request: Any, account: _Account, made: Pass) -> str | None:
+    def _short(self, request: Any, account: Account, made: Pass) -> str | None:
         """Of what others would lack to their floors if this request was admitted; None if of nothing."""
         scheduler, knobs = self._context.scheduler, self._knobs
-        others = made.of_others(account.tenant)
-        need = self._blocks_for(request.num_tokens)
+        others = self._others(account, made)
+        need = self._shares.blocks_for(request.num_tokens)
         for resource, wanted, used, more, capacity, free in (
             (
                 "seats",
                 others.seats,
                 account.running,
                 1,
-                self._seats(),
-                self._seats() - len(scheduler.running),
+                self._shares.seats(),
+                self._shares.seats() - len(scheduler.running),
             ),
             (
                 "blocks",
                 others.blocks,
                 account.blocks,
                 need,
-                self._all_blocks(),
+                self._shares.blocks(),
                 scheduler.kv_cache_manager.block_pool.get_num_free_blocks() - made.promised,
             ),
         ):
-            fair = self._fair(account, capacity)
+            fair = self._shares.fair(account, capacity)
             if wanted <= 0 or used < int(knobs.floor_factor * fair):
                 continue
             if free - more < wanted or used + more > knobs.ceiling_factor * fair:
                 return resource
         granted = made.granted.get(account.tenant, 0)
-        if 0 < others.tokens >= made.left and granted >= self._share_of_step(account, made):
+        if 0 < others.tokens >= made.left and granted >= self._shares.of_step(account, made):
             return "tokens"
         return None
 
     def token_cap(self, request: Any, computed: int, new_tokens: int, now: float) -> int:
         """Beyond its tenant's share of the step a prefill gets what the shares of others leave."""
         made = self._begun()
-        account = self._record(request).account
+        account = self._shares.record(request).account
         left = max(made.left, new_tokens)
-        others = made.of_others(account.tenant).tokens
+        others = self._others(account, made).tokens
         granted = new_tokens
         if others > 0 and new_tokens > left - others:
-            share = self._share_of_step(account, made) - made.granted.get(account.tenant, 0)
+            share = self._shares.of_step(account, made) - made.granted.get(account.tenant, 0)
             granted = min(new_tokens, max(int(share), left - others, 0))
             if granted < new_tokens:
                 made.cut.add(account.tenant)
@@ -251,7 +176,7 @@ class _Tenants:
             self._noted = (request.request_id, granted)
         return granted
 
-    def _grant(self, account: _Account, tokens: int, made: Pass) -> None:
+    def _grant(self, account: Account, tokens: int, made: Pass) -> None:
         made.left -= tokens
         made.granted[account.tenant] = made.granted.get(account.tenant, 0) + tokens
         claim = made.claims.get(account.tenant)
@@ -262,10 +187,10 @@ class _Tenants:
 
     def victim_hint(self, request: Any) -> float:
         """1 to 2 for a tenant above its fair share of the blocks, by how far."""
-        record = self._records.get(request.request_id)
-        if record is None or self._weight <= 0:
+        record = self._shares.known(request.request_id)
+        if record is None:
             return 0.0
-        fair = self._fair(record.account, self._all_blocks())
+        fair = self._shares.fair(record.account, self._shares.blocks())
         over = record.account.blocks / fair - 1 if fair > 0 else 0.0
         return 1.0 + min(1.0, over) if over > 0 else 0.0
 
@@ -273,11 +198,11 @@ class _Tenants:
 
     def on_pick(self, request: Any, now: float) -> None:
         """It takes a seat, blocks and tokens for the rest of this pass."""
-        record = self._record(request)
+        record = self._shares.record(request)
         account, made = record.account, self._begun()
         noted_for, tokens = self._noted
         tokens = tokens if noted_for == request.request_id else 1
-        record.blocks = self._blocks_for(request.num_tokens)
+        record.blocks = self._shares.blocks_for(request.num_tokens)
         account.running += 1
         account.blocks += record.blocks
         self._grant(account, tokens, made)
@@ -290,9 +215,9 @@ class _Tenants:
 
     def on_put_back(self, request: Any, now: float) -> None:
         """It was not admitted."""
-        self._leave(self._record(request))
+        self._leave(self._shares.record(request))
 
-    def _leave(self, record: _Record) -> None:
+    def _leave(self, record: Record) -> None:
         """It holds nothing any more."""
         if record.blocks:
             record.account.running -= 1
@@ -305,7 +230,7 @@ class _Tenants:
         """Note who prefills, how far requests have grown, and what the cache held for new ones."""
         for new in scheduler_output.scheduled_new_reqs:
             self._admitted(new.req_id)
-            record = self._records.get(new.req_id)
+            record = self._shares.known(new.req_id)
             if record is not None and record.request.num_prompt_tokens:
                 share = 1 - new.num_computed_tokens / record.request.num_prompt_tokens
                 record.account.uncached += (share - record.account.uncached) / 8
@@ -321,51 +246,31 @@ class _Tenants:
         self._pass = None
 
     def _admitted(self, request_id: str) -> None:
-        record = self._records.get(request_id)
+        record = self._shares.known(request_id)
         if record is not None and record.request.is_prefill_chunk:
             self._prefilling[request_id] = record
 
     def _grow(self, request: Any) -> None:
-        record = self._records.get(request.request_id)
+        record = self._shares.known(request.request_id)
         if record is not None and record.blocks:
-            blocks = self._blocks_for(request.num_tokens)
+            blocks = self._shares.blocks_for(request.num_tokens)
             record.account.blocks += blocks - record.blocks
             record.blocks = blocks
 
     def on_add(self, request: Any, now: float) -> None:
         """Its tenant takes part from now on."""
-        self._record(request)
+        self._shares.record(request)
         self._pass = None
 
     def on_preempt(self, request: Any, now: float) -> None:
         """It waits again."""
-        self._leave(self._record(request))
+        self._leave(self._shares.record(request))
 
     def on_finish(self, request: Any, now: float) -> None:
         """Forget it, and its tenant with its last request."""
-        record = self._records.pop(request.request_id, None)
-        if record is None:
-            return
-        self._leave(record)
-        account = record.account
-        account.requests -= 1
-        if not account.requests:
-            del self._accounts[account.tenant]
-            self._weight = self._weight - account.weight if self._accounts else 0.0
-
-    def _record(self, request: Any) -> _Record:
-        found = self._records.get(request.request_id)
-        if found is not None:
-            return found
-        info = self._context.request_info(request)
-        account = self._accounts.get(info.tenant)
-        if account is None:
-            account = self._accounts[info.tenant] = _Account(info.tenant)
-            account.weight = self._knobs.tenant_weight.get(info.tenant, info.weight)
-            self._weight += account.weight
-        account.requests += 1
-        made = self._records[request.request_id] = _Record(account, request)
-        return made
+        record = self._shares.drop(request.request_id)
+        if record is not None:
+            self._leave(record)
 
 
 def build(knobs: TenantKnobs, context: Any) -> Hooks:

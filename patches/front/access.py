@@ -15,8 +15,8 @@ from patches.front.tenants import NOBODY, Identity, KeyRing, digest_of, key_ring
 
 # Bodies of these carry an identity to the engine; other ways of generating text would go around it.
 STAMPED = frozenset({"/v1/completions", "/v1/chat/completions"})
-# What vLLM itself guards with a key (`serve/middleware/authenticate.py`).
-_GUARDED = ("/v1", "/v2", "/inference", "/cohere")
+# What vLLM itself guards with a key (`serve/middleware/authenticate.py`), and our own pages, which tell of all tenants.
+_GUARDED = ("/v1", "/v2", "/inference", "/cohere", "/patchbench")
 _READING = frozenset({"GET", "HEAD"})
 _OPEN_POSTS = frozenset({"/ping"})
 _LOOK_EVERY_S = 1.0

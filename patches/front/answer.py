@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
 from patches.front import refusals
+from patches.front.pace import Pace
 from patches.front.refusals import ERROR_EVENT, Refusal
 
 Message = MutableMapping[str, Any]
@@ -19,15 +20,19 @@ class Answer:
     """Stands in for `send`. vLLM says 200 to a streaming request before the engine has seen it.
 
     The status line of a stream, and an error's, waits for the first part of the body: a request that was ended by then
-    gets a status that says so. Later parts pass at once; an error among them is written out in full.
+    gets a status that says so. Later parts pass at once; an error among them is written out in full. With a `pace`,
+    a refusal of vLLM's own says when to come again.
     """
 
-    __slots__ = ("_body", "_on_refusal", "_over", "_passing", "_send", "_start", "_streams")
+    __slots__ = ("_body", "_on_refusal", "_over", "_pace", "_passing", "_send", "_start", "_streams")
 
-    def __init__(self, send: Send, on_refusal: Callable[[Refusal, bool], None]) -> None:
+    def __init__(
+        self, send: Send, on_refusal: Callable[[Refusal, bool], None], pace: Pace | None = None
+    ) -> None:
         """`on_refusal(refusal, begun)` hears of each request that a patch ended; `begun`: after the first byte."""
         self._send = send
         self._on_refusal = on_refusal
+        self._pace = pace
         self._start: Message | None = None
         self._streams = False
         self._body = b""
@@ -67,6 +72,8 @@ class Answer:
         if self._streams or message["status"] in refusals.BEFORE_FIRST_BYTE:
             self._start = message
         else:
+            if self._pace is not None and message["status"] == 200:
+                self._pace.served()
             self._passing = True
             await self._send(message)
 
@@ -83,7 +90,18 @@ class Answer:
             refusal = None if more else refusals.of_body(self._body)
             message = {"type": "http.response.body", "body": self._body, "more_body": more}
             self._body = b""
-        if refusal is None or (refusal.ending is None and not self._streams):
+        if (
+            self._pace is not None
+            and refusal is not None
+            and refusal.ending is None
+            and refusal.status == 503
+        ):
+            refusal = refusal.later(self._pace.refused())
+        if refusal is None or (
+            refusal.retry_after_s is None and refusal.ending is None and not self._streams
+        ):
+            if self._pace is not None and self._streams:
+                self._pace.served()
             await self.flush()
             await self._send(message)
         else:

@@ -37,8 +37,8 @@ def in_server(identity: str | None, events: str | None = None) -> bool:
     """
     global _ledger
     module = sys.modules.get(SERVER_MODULE)
-    refuses = _plan_refuses()
-    if module is None or _ledger is not None or not (identity or refuses):
+    refuses, watches = _plan_refuses(), _plan_has("cachedash")
+    if module is None or _ledger is not None or not (identity or refuses or watches):
         return False
     check((*FRONT, *REFUSALS) if refuses else FRONT)
     if identity:
@@ -48,7 +48,7 @@ def in_server(identity: str | None, events: str | None = None) -> bool:
     record = Events(Path(events) if events else None)
     ledger = Ledger()
     stock = vars(module)["init_entrypoints_middleware"]
-    ledger.replace(module, "init_entrypoints_middleware", _with_front(stock, access, record))
+    ledger.replace(module, "init_entrypoints_middleware", _with_front(stock, access, record, watches))
     if refuses:
         # The server's process loads it in a moment anyway.
         from vllm.v1.engine.async_llm import AsyncLLM
@@ -82,13 +82,28 @@ def _plan_refuses() -> bool:
     )
 
 
-def _with_front(stock: Any, access: Access | None, record: Events) -> Any:
+def _plan_has(patch: str) -> bool:
+    installed = adapter.active()
+    return installed is not None and patch in installed.plan.names
+
+
+def _with_front(stock: Any, access: Access | None, record: Events, watches: bool) -> Any:
     @functools.wraps(stock)
     def init_entrypoints_middleware(args: Any, app: Any, *more: Any, **named: Any) -> None:
         stock(args, app, *more, **named)
+        if watches:
+            from patches.front.cache_page import CachePage
+
+            # What is told of tenants is for everybody only where no caller has a key.
+            app.add_middleware(CachePage, open_metrics=access is None)
         # Added last, it is the outermost: vLLM's own key check comes after it.
         app.add_middleware(
-            Front, access, record, takes_priority=_takes_priority, operator_keys=_operator_keys
+            Front,
+            access,
+            record,
+            takes_priority=_takes_priority,
+            operator_keys=_operator_keys,
+            paced=_plan_has("admission"),
         )
 
     return init_entrypoints_middleware

@@ -8,6 +8,7 @@ from typing import Any
 from patches.front.access import STAMPED, Access, Caller, bearer, route, verdict
 from patches.front.answer import Answer, Message, Send
 from patches.front.events import Events
+from patches.front.pace import Pace
 from patches.front.refusals import Refusal, plain_error
 from patches.front.stamp import NotReadableError, stamp
 
@@ -39,6 +40,7 @@ class Front:
         app: what comes after it. access: who may come in; None lets everybody in as before.
         takes_priority: asked per request whether the server orders by priority.
         operator_keys: asked once, with the scope of the first request: vLLM's own keys.
+        paced: whether vLLM's own refusals (503) say when to come again, by the pace of what is answered.
     """
 
     def __init__(
@@ -50,6 +52,7 @@ class Front:
         takes_priority: Callable[[Any], bool] = lambda _: True,
         operator_keys: Callable[[Any], Iterable[str]] = lambda _: (),
         max_body_bytes: int = MAX_BODY_BYTES,
+        paced: bool = False,
     ) -> None:
         self._app = app
         self._access = access
@@ -58,6 +61,7 @@ class Front:
         self._operator_keys = operator_keys
         self._own_keys: list[str] | None = None
         self._max_body_bytes = max_body_bytes
+        self._pace = Pace() if paced else None
 
     async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
         """Serve one connection."""
@@ -84,7 +88,7 @@ class Front:
             await self._app(scope, receive, send)
             return
         tenant = "" if caller is None else caller.identity.tenant
-        answer = Answer(send, lambda refusal, begun: self._refused(refusal, begun, tenant))
+        answer = Answer(send, lambda refusal, begun: self._refused(refusal, begun, tenant), self._pace)
         await self._app(scope, receive, answer)
         await answer.flush()
 

@@ -9,7 +9,7 @@ status, a `Retry-After` and a body that a program can read:
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from patches.seam import endings
@@ -27,11 +27,18 @@ Headers = list[tuple[bytes, bytes]]
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """An error as it will be sent. `ending` where a patch of ours caused it."""
+    """An error as it will be sent. `ending` where a patch of ours caused it; `retry_after_s` where that is known."""
 
     status: int
     error: dict[str, Any]
     ending: Ending | None
+    retry_after_s: int | None = None
+
+    def later(self, retry_after_s: int) -> Refusal:
+        """vLLM's own refusal, with the time after which to come again."""
+        return replace(
+            self, error={**self.error, "retry_after_s": retry_after_s}, retry_after_s=retry_after_s
+        )
 
     @property
     def body(self) -> bytes:
@@ -47,8 +54,8 @@ class Refusal:
     def headers(self) -> Headers:
         """Beside those that the answer has anyway."""
         found = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(self.body))]
-        if self.ending is not None and self.ending.retry_after_s is not None:
-            found.append((b"retry-after", b"%d" % self.ending.retry_after_s))
+        if self.retry_after_s is not None:
+            found.append((b"retry-after", b"%d" % self.retry_after_s))
         return found
 
 
@@ -68,7 +75,7 @@ def of_body(body: bytes) -> Refusal | None:
         return None
     ending = endings.parse(message)
     if ending is not None:
-        return Refusal(ending.http_status, _error(ending), ending)
+        return Refusal(ending.http_status, _error(ending), ending, ending.retry_after_s)
     known = isinstance(code, int) and code in BEFORE_FIRST_BYTE
     return Refusal(code, error, None) if known else None
 

@@ -1,48 +1,27 @@
 """A free-block queue with two segments whose balance follows the evidence of a ghost list.
 
-It takes the place of vLLM's `FreeKVCacheBlockQueue` and imports nothing of vLLM: a block is anything with
-`block_id`, `block_hash`, `block_hash_num_tokens`, `ref_cnt`, `is_null`, `prev_free_block` and `next_free_block`.
+Layout: that of `ZonedFreeQueue`, with a marker in its own order:
 
-Layout: one doubly linked list, threaded through the blocks themselves as upstream's is, cut by two markers:
+    head -> [nothing cached] -> mark -> [probation, oldest first] -> mark -> [protected, oldest first] -> mark -> ...
 
-    head -> [nothing cached] -> mark -> [probation, oldest first] -> mark -> [protected, oldest first] -> tail
-
-Every operation is O(1) per block and creates no object that outlives it.
+Every operation of that order is O(1) per block and creates no object that outlives it.
 """
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 from patches.kv.ghost import GhostTable
-
-#: Value of a block for the owner: above 0 protects it, below 0 keeps it in probation, 0 is no opinion.
-Hint = Callable[[Any], float]
+from patches.kv.zones import Marker, Worth, ZonedFreeQueue, join
 
 _PROBATION, _PROTECTED = 0, 1
+# Instead of the number of an eviction, which starts at 1.
+_NO_VOTE = 0
 
 
-class _Marker:
-    """An end or a border of the list; looks like a block that holds nothing."""
-
-    __slots__ = ("block_hash", "block_id", "next_free_block", "prev_free_block", "ref_cnt")
-
-    def __init__(self) -> None:
-        self.block_id = -1
-        self.ref_cnt = 0
-        self.block_hash: Any = None
-        self.prev_free_block: Any = None
-        self.next_free_block: Any = None
-
-
-def _join(left: Any, right: Any) -> None:
-    left.next_free_block = right
-    right.prev_free_block = left
-
-
-class SegmentedFreeQueue:
+class SegmentedFreeQueue(ZonedFreeQueue):
     """Free blocks in two segments: those never hit since they were filled, and those hit at least once.
 
     Which segment gives up its oldest block is one comparison: a protected block goes only if it is the older
@@ -61,10 +40,9 @@ class SegmentedFreeQueue:
         marginal_blocks: how many evictions long an evicted block counts as evidence for its segment.
         doubling_blocks: surplus of such evidence, in blocks, that doubles (halves) the factor.
         max_factor: upper limit of the factor; the lower one is 1.
-        hint: asked once for each cached block that is freed.
+        worth: as in `ZonedFreeQueue`.
 
-    Attributes:
-        num_free_blocks: exact after every call.
+    Attributes (beside those of `ZonedFreeQueue`):
         protect_factor: the present factor.
         hits_probation, hits_protected: blocks hit while they were free, by segment.
         hits_in_use: blocks hit while another request held them (through `on_touch` only).
@@ -82,15 +60,14 @@ class SegmentedFreeQueue:
         doubling_blocks: float,
         start_factor: float,
         max_factor: float,
-        hint: Hint | None = None,
+        worth: Worth | None = None,
     ) -> None:
+        super().__init__(blocks, worth)
         count = len(blocks)
-        self.num_free_blocks = count
         self.protect_factor = start_factor
         self._max_factor = max_factor
         self._marginal = marginal_blocks
         self._gain = 2.0 ** (1.0 / doubling_blocks)
-        self._hint = hint
         self._ghosts = GhostTable(ghost_slots)
 
         # Per block id: segment it is in, or will be freed into; age stamp. Arrays, so that no int stays alive.
@@ -99,14 +76,9 @@ class SegmentedFreeQueue:
         self._clock = 0
         self._evictions = [0, 0]
 
-        self._head, self._probation, self._protected, self._tail = (_Marker() for _ in range(4))
-        last: Any = self._head
-        for block in blocks:
-            _join(last, block)
-            last = block
-        _join(last, self._probation)
-        _join(self._probation, self._protected)
-        _join(self._protected, self._tail)
+        self._protected = Marker()
+        join(self._own, self._protected)
+        join(self._protected, self._own_end)
 
         self.hits_probation = self.hits_protected = self.hits_in_use = 0
         self.ghost_hits_probation = self.ghost_hits_protected = 0
@@ -121,21 +93,20 @@ class SegmentedFreeQueue:
 
     # taking blocks
 
-    def popleft(self) -> Any:
-        """The block to reuse next. Raises ValueError if none is free."""
-        if self.num_free_blocks == 0:
-            raise ValueError("No free blocks available")
-        return self.popleft_n(1)[0]
-
     def popleft_n(self, n: int) -> list[Any]:
         """The next `n` blocks to reuse, worth least first; `n` is at most `num_free_blocks`."""
         assert 0 <= n <= self.num_free_blocks
-        segment, evictions, remember = self._segment, self._evictions, self._ghosts.put
+        ask = self._worth is not None and self._worth.any()
+        segment, evictions, remember, aside = self._segment, self._evictions, self._ghosts.put, self._aside
         taken: list[Any] = []
         for _ in range(n):
             block = self._head.next_free_block
-            if block is self._probation:
-                block = self._victim()
+            voted = True
+            if block is self._own:
+                if ask or aside:
+                    block, voted = self._evict(ask)
+                else:
+                    block = self._victim()
             self._clock += 1
             before, after = block.prev_free_block, block.next_free_block
             before.next_free_block = after
@@ -145,7 +116,8 @@ class SegmentedFreeQueue:
             if (name := block.block_hash) is not None:
                 level = segment[index]
                 evictions[level] += 1
-                remember(name, level, evictions[level])
+                # Others had set it aside: that it went says nothing about the balance of the segments.
+                remember(name, level, evictions[level] if voted else _NO_VOTE)
             segment[index] = _PROBATION
             taken.append(block)
         self.num_free_blocks -= n
@@ -160,22 +132,25 @@ class SegmentedFreeQueue:
         after.prev_free_block = before
         block.prev_free_block = block.next_free_block = None
         self.num_free_blocks -= 1
-        if self._segment[block.block_id]:
+        index = block.block_id
+        if self._zone[index]:
+            self._hit_aside(block)
+        if self._segment[index]:
             self.hits_protected += 1
         else:
             self.hits_probation += 1
-            self._segment[block.block_id] = _PROTECTED
+            self._segment[index] = _PROTECTED
 
     def on_touch(self, blocks: Iterable[Any]) -> int:
         """Note a hit on blocks that other requests hold; free ones are noted by `remove`, which must follow.
 
         Returns the number of those blocks that are free only because they are protected.
         """
-        segment = self._segment
+        segment, zone = self._segment, self._zone
         protected = 0
         for block in blocks:
             if block.ref_cnt == 0:
-                protected += segment[block.block_id]
+                protected += segment[block.block_id] and not zone[block.block_id]
             elif not block.is_null:
                 self.hits_in_use += 1
                 segment[block.block_id] = _PROTECTED
@@ -183,14 +158,10 @@ class SegmentedFreeQueue:
 
     # giving blocks back
 
-    def append(self, block: Any) -> None:
-        """Free one cached block."""
-        self.append_n([block])
-
     def append_n(self, blocks: list[Any]) -> None:
         """Free cached blocks; of a chain the tail comes first."""
         self._clock += 1  # what is freed later is younger, also if nothing was handed out between
-        segment, stamp, now, hint = self._segment, self._stamp, self._clock, self._hint
+        segment, stamp, now = self._segment, self._stamp, self._clock
         known = self._ghosts.__contains__
         floor = _PROBATION  # the highest segment among the descendants seen so far
         depth = 0
@@ -199,8 +170,6 @@ class SegmentedFreeQueue:
             level = segment[index]
             if level == _PROBATION and (name := block.block_hash) is not None and known(name):
                 level = self._returned(name)
-            if hint is not None and (worth := hint(block)):
-                level = _PROTECTED if worth > 0 else _PROBATION
             tokens = block.block_hash_num_tokens or 0
             if tokens >= depth:  # not an ancestor of the one before: another chain begins
                 floor = level
@@ -211,57 +180,38 @@ class SegmentedFreeQueue:
             depth = tokens
             segment[index] = level
             stamp[index] = now
-            end = self._tail if level else self._protected
+            end = self._own_end if level else self._protected
             before = end.prev_free_block
             before.next_free_block = block
             block.prev_free_block = before
             block.next_free_block = end
             end.prev_free_block = block
         self.num_free_blocks += len(blocks)
+        self._bury(blocks)
 
     def prepend_n(self, blocks: list[Any]) -> None:
         """Free blocks with nothing cached; they are reused before all others, the first of them first."""
-        segment = self._segment
-        last: Any = self._head
-        after = last.next_free_block
+        super().prepend_n(blocks)
         for block in blocks:
-            segment[block.block_id] = _PROBATION
-            _join(last, block)
-            last = block
-        _join(last, after)
-        self.num_free_blocks += len(blocks)
+            self._segment[block.block_id] = _PROBATION
 
     # looking
-
-    def get_all_free_blocks(self) -> list[Any]:
-        """All free blocks, in the order of `iter_blocks_after`."""
-        return list(self.iter_blocks_after(None))
-
-    def iter_blocks_after(self, cursor: Any | None) -> Iterator[Any]:
-        """Free blocks after the cursor: nothing cached, probation, protected, each oldest first.
-
-        That is the order of eviction but for protected blocks that are overdue.
-        """
-        block = self._head if cursor is None else cursor
-        while (block := block.next_free_block) is not None:
-            if block.block_id >= 0:
-                yield block
 
     def protected_blocks(self) -> int:
         """Free blocks in the protected segment; walks it."""
         count, block = 0, self._protected.next_free_block
-        while block is not self._tail:
+        while block is not self._own_end:
             count, block = count + 1, block.next_free_block
         return count
 
     # deciding
 
     def _victim(self) -> Any:
-        newcomer = self._probation.next_free_block
+        newcomer = self._own.next_free_block
         regular = self._protected.next_free_block
         if newcomer is self._protected:
-            return regular
-        if regular is self._tail or newcomer.block_hash is None:
+            return None if regular is self._own_end else regular
+        if regular is self._own_end or newcomer.block_hash is None:
             return newcomer
         if regular.block_hash is None:
             return regular
@@ -275,7 +225,7 @@ class SegmentedFreeQueue:
     def _returned(self, block_hash: bytes) -> int:
         """The segment for a block that was evicted and had to be filled again; moves the factor if it is recent."""
         segment, eviction = self._ghosts.take(block_hash)
-        recent = self._evictions[segment] - eviction < self._marginal
+        recent = eviction != _NO_VOTE and self._evictions[segment] - eviction < self._marginal
         if segment == _PROTECTED:
             self.ghost_hits_protected += 1
             if recent:

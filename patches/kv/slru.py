@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import Field
 
 from patches.kv.segments import SegmentedFreeQueue
+from patches.kv.zones import Worth
 from patches.seam.patch import Hooks, Knobs, Patch
 
 if TYPE_CHECKING:
@@ -52,8 +53,8 @@ class SlruKnobs(Knobs):
     )
 
 
-def make_queue(blocks: list[Any], knobs: SlruKnobs, hint: Any = None) -> SegmentedFreeQueue:
-    """The free queue of one block pool: `blocks` are all of its blocks, `hint` as in `SegmentedFreeQueue`."""
+def make_queue(blocks: list[Any], knobs: SlruKnobs, worth: Worth | None = None) -> SegmentedFreeQueue:
+    """The free queue of one block pool: `blocks` are all of its blocks, `worth` as in `ZonedFreeQueue`."""
     pool = len(blocks)
     return SegmentedFreeQueue(
         blocks,
@@ -62,7 +63,7 @@ def make_queue(blocks: list[Any], knobs: SlruKnobs, hint: Any = None) -> Segment
         doubling_blocks=max(1.0, knobs.doubling_share * pool),
         start_factor=min(knobs.start_factor, knobs.max_factor),
         max_factor=knobs.max_factor,
-        hint=hint,
+        worth=worth,
     )
 
 
@@ -71,7 +72,7 @@ def build(knobs: SlruKnobs, context: Context) -> Hooks:
     queues: list[SegmentedFreeQueue] = []
 
     def eviction_owner(blocks: list[Any]) -> SegmentedFreeQueue:
-        queue = make_queue(blocks, knobs, context.eviction_hint)
+        queue = make_queue(blocks, knobs, context.worth)
         queues.append(queue)
         _publish(context, queues)
         return queue
@@ -135,8 +136,9 @@ block more is worth the same on either side, and no size of a segment has to be 
 Chains lose their tail first: blocks keep the order in which they were freed (tail first), no block stands in a
 lower segment than a descendant, and a protected block is passed over while an equally old or older one is on
 probation, since that may be its descendant. Blocks without cached content are always used first.
-Other patches may add a worth to a block when it is freed: above zero protects it, below zero keeps it on
-probation; a patch that does the latter must not do it to the ancestor of a block that is protected.
+What other patches say a block is worth comes before all this: below zero it is evicted first, above zero it is
+passed over until nothing else is left. A block that went, or stayed, for that reason has no vote, since it
+says nothing about the balance of the two segments.
 Upstream's CPU offload in its lazy mode touches each block it copies, which looks like a hit to this patch.""",
     baseline="none: vLLM's GPU blocks have LRU only, in tuned as in stock",
     mechanism="protected_hits",

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from pydantic import Field
 
 from patches.scheduling.floors import Floors
+from patches.scheduling.kvforecast import BlockFlow
 from patches.scheduling.prefills import Prefills, uncached_tokens
 from patches.scheduling.tiers import Tiers
 from patches.seam.endings import refused
@@ -27,7 +29,9 @@ better priorities at that rate, and what is owed to its own, with its own prompt
 
 Refused, before it ever reaches a scheduling pass, is a request
 
-- of a lower priority while the KV cache is red: 85% of its blocks or more are referenced (`kv_red`);
+- of a lower priority while the KV cache is red, 85% of its blocks or more are referenced (`kv_red`); beside `watermark`,
+  which holds it in the queue, only if the blocks that it and those before it need will not be there in time at the
+  rate at which those who end give theirs back;
 - when the whole backlog needs longer than `max_backlog_s` to drain, or more than `max_waiting_requests` wait
   (`queue_depth`), unless its priority is high: what is over the limit is the low priorities' own line, since the high
   ones are served before it;
@@ -39,7 +43,8 @@ None is refused while its tenant has been let in with less than its floor: `floo
 uncached tokens admitted lately. Retry-After is the time in which the backlog before the request drains to where it
 would have been let in, at the measured rate, rounded up to seconds.
 
-It delays nobody: who is not refused is queued as without it. A tenant cannot be shut out, by its floor.
+It delays nobody: who is not refused is queued as without it, so nobody is overtaken for its sake. A tenant cannot be shut
+out, by its floor.
 """
 
 
@@ -98,6 +103,8 @@ class _Admission:
         self._prefills = Prefills(context, knobs.rate_horizon_s)
         self._floors = Floors(knobs.floor_share, knobs.floor_horizon_s)
         self._tiers = Tiers(knobs.tier_hold_s)
+        self._blocks = BlockFlow(context, knobs.rate_horizon_s)
+        self._held_for_blocks = context.beside("watermark")
         self._refused: dict[str, str] = {}
         self._by_code = {"kv_red": 0, "queue_depth": 0, "predicted_late": 0}
         self._by_floor = 0
@@ -112,7 +119,7 @@ class _Admission:
         level = level_of(info.priority)
         owed = self._prefills.add(request, level, uncached_tokens(self._context.scheduler, request))
         below_floor = self._floors.ask(info.tenant, info.weight, now)
-        found = self._refusal(info, level, now)
+        found = self._refusal(request, info, level, now)
         if found is not None and not below_floor:
             code, retry_after_s = found
             self._by_code[code] += 1
@@ -125,7 +132,7 @@ class _Admission:
             self._tiers.admitted(level, now)
         self._floors.admit(info.tenant, owed.uncached)
 
-    def _refusal(self, info: Any, level: int, now: float) -> tuple[str, float] | None:
+    def _refusal(self, request: Any, info: Any, level: int, now: float) -> tuple[str, float] | None:
         """Why it is refused, and for how long; None if it is not."""
         knobs, prefills = self._knobs, self._prefills
         rate = prefills.per_s
@@ -133,7 +140,10 @@ class _Admission:
         wait_s = prefills.wait_s(level)
         if info.priority > knobs.high_priority_rank:
             if self._context.kv_usage() >= knobs.kv_red_share:
-                return "kv_red", backlog_s
+                # Where nothing holds it in the queue, it would take the last blocks as soon as it can.
+                blocks_s = self._blocks.wait_s(request) if self._held_for_blocks else math.inf
+                if blocks_s > min(info.slo_ttft_s * knobs.late_slo_factor, knobs.max_backlog_s):
+                    return "kv_red", max(backlog_s, blocks_s if blocks_s < math.inf else 0.0)
             if backlog_s > knobs.max_backlog_s:
                 return "queue_depth", backlog_s - knobs.max_backlog_s
             if self._context.waiting_requests() >= knobs.max_waiting_requests:
@@ -154,6 +164,7 @@ class _Admission:
     def after_schedule(self, scheduler_output: Any, now: float) -> None:
         """Charge what was prefilled."""
         self._prefills.after_schedule(scheduler_output, now)
+        self._blocks.after_schedule(now)
 
     def on_preempt(self, request: Any, now: float) -> None:
         """What it had computed is owed again."""
@@ -162,6 +173,7 @@ class _Admission:
     def on_finish(self, request: Any, now: float) -> None:
         """Forget it; work that never started was not admitted after all."""
         self._refused.pop(request.request_id, None)
+        self._blocks.on_finish(request)
         owed = self._prefills.on_finish(request, now)
         if owed is not None and not owed.started:
             self._floors.withdraw(self._context.request_info(request).tenant, owed.uncached)

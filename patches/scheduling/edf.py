@@ -40,6 +40,10 @@ started and was preempted when late has no bound but that of the load.
 """
 
 
+# Deadlines this close together are one level: within it another patch may choose.
+_LEVEL_S = 0.5
+
+
 class EdfKnobs(Knobs):
     """What may be tuned."""
 
@@ -200,6 +204,7 @@ PATCH = Patch(
         "on_finish",
     ),
     ranks={"request_key": 40, "victim_hint": 40, "expire": 20},
+    key_level=lambda deadline_s: deadline_s // _LEVEL_S,
     why=WHY,
     how=HOW,
     baseline="none: no flag of upstream's knows a deadline; --scheduling-policy priority is a static number",

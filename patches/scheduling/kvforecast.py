@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
+
+from patches.scheduling.prefills import Drain
 
 # Weight of one finished answer in the mean length of its class, once there are several.
 _LEARN = 0.05
@@ -63,3 +67,35 @@ def peak_blocks(demands: Iterable[Demand], block_tokens: int) -> float:
         held += demand.held + demand.prompt
         peak = max(peak, held + alive * demand.left / block_tokens)
     return peak
+
+
+class BlockFlow:
+    """How fast those who end give back their KV blocks, and how long a newcomer so waits for its own."""
+
+    def __init__(self, context: Any, horizon_s: float) -> None:
+        self._context = context
+        self._given_back = Drain(horizon_s)
+        self._blocks = 0
+        self._last_s: float | None = None
+
+    def on_finish(self, request: Any) -> None:
+        """It ends, before its blocks are freed."""
+        self._blocks += -(-request.num_computed_tokens // self._context.scheduler.block_size)
+
+    def after_schedule(self, now: float) -> None:
+        """Time passed; O(1)."""
+        if self._last_s is not None:
+            self._given_back.add(self._blocks, now - self._last_s)
+            self._blocks = 0
+        self._last_s = now
+
+    def wait_s(self, request: Any) -> float:
+        """Seconds until there are blocks for a request that comes now, behind all that wait; infinite if none come."""
+        scheduler = self._context.scheduler
+        tokens = self._context.waiting_tokens() + request.num_tokens
+        lacks = (
+            -(-tokens // scheduler.block_size) - scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
+        )
+        if lacks <= 0:
+            return 0.0
+        return lacks / self._given_back.per_s if self._given_back.per_s else math.inf

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from typing import Any
 
@@ -20,15 +21,19 @@ Each request has a level from the tokens that were computed for it, prompt and o
 up to 512, level 2 up to 2,048, level 3 beyond. A prompt is work that is known in advance, so it counts from the start;
 of the answer only what was generated counts. Lower levels go first, first come first served inside one. A preempted
 request is lifted by one level, so that it is not sent to the end of the line again, and what it has consumed is not
-forgotten.
+forgotten. One that waits is ordered as if it was a level better for each `wait_lift_s` that it has waited.
 
 Order alone would change little, since upstream gives the budget to running requests before it looks at waiting ones,
 and since a step lasts as long as its prefill whoever goes first. So level 3 takes what the others leave: as long as
 anyone of a better level runs or waits, its prefills share a small part of each step, one of them prefills at a time
 (more would only hold more blocks, half filled), and a prompt of level 3 is admitted only if it leaves some KV blocks
 free for the others. If none was admitted for a while the next one no longer has to, so level 3 is slowed but never
-starved. By itself it gets whole steps; one that was lifted out of it is no reason to hold it, or a victim would take
-the place of the prompt that it made room for.
+starved; and while one waits for that room, no later one of level 3 takes it. By itself it gets whole steps; one that was
+lifted out of it is no reason to hold it, or a victim would take the place of the prompt that it made room for.
+
+Bound: nobody is overtaken by one of its own level, nor by one of a better level that came later than `wait_lift_s` for
+each level between; but for a prompt of level 3 that is first in line of its level, which may be held besides: for the
+prefill of one other, and after that for at most `last_level_patience_s`.
 """
 
 
@@ -48,7 +53,9 @@ class MlfqKnobs(Knobs):
     last_level_prefill_requests: int = Field(
         1, ge=1, description="requests of level 3 that may prefill at a time, beside others"
     )
-
+    wait_lift_s: float = Field(
+        60.0, gt=0, description="time for which a waiting request is ordered one level better, for each level"
+    )
     last_level_free_share: float = Field(
         0.1,
         ge=0,
@@ -71,6 +78,16 @@ class MlfqKnobs(Knobs):
 _LAST = 3
 
 
+class _Service:
+    """Tokens that one request has had, and beyond how many it is demoted next."""
+
+    __slots__ = ("next_bound", "tokens")
+
+    def __init__(self, first_bound: float) -> None:
+        self.tokens = 0
+        self.next_bound = first_bound
+
+
 class _Mlfq:
     """The state of the patch for one scheduler.
 
@@ -81,18 +98,20 @@ class _Mlfq:
     def __init__(self, knobs: MlfqKnobs, context: Any) -> None:
         self._knobs, self._context = knobs, context
         self._bounds = (knobs.level0_tokens, knobs.level1_tokens, knobs.level2_tokens)
-        self._served: dict[str, int] = {}
+        self._served: dict[str, _Service] = {}
         self._lifted: dict[str, int] = {}
-        self._next_bound: dict[str, float] = {}
         # Requests that came to the last level, lifted or not, by where they are; those that prefill run.
         self._last_waiting: set[str] = set()
         self._last_running: dict[str, Any] = {}
         self._last_prefilling = 0
         self._left_tokens = knobs.last_level_step_tokens
         self._last_admitted_s = context.clock()
+        # Who of it was refused in this pass for want of room, which later ones must then leave.
+        self._room_for = ""
         self._demotions = self._promotions = 0
         # The level of each waiting request (it changes by a preemption only), and how many wait in each.
         self._waits_in: dict[str, int] = {}
+        self._waits_since_s: dict[str, float] = {}
         self._waiting_at = [0] * (_LAST + 1)
         context.gauge("mlfq_demotions", lambda: float(self._demotions))
         context.gauge("mlfq_promotions", lambda: float(self._promotions))
@@ -103,12 +122,18 @@ class _Mlfq:
 
     def level(self, request: Any) -> int:
         """0 is served first. A prompt is known work: it counts as soon as the request is there."""
-        known = max(self._served.get(request.request_id, 0), request.num_prompt_tokens)
+        served = self._served.get(request.request_id)
+        known = request.num_prompt_tokens if served is None else max(served.tokens, request.num_prompt_tokens)
         return max(0, bisect_left(self._bounds, known) - self._lifted.get(request.request_id, 0))
 
     def request_key(self, request: Any, now: float) -> KeyPart:
-        """The level; it changes by service and preemption only, never by waiting."""
-        return self.level(request), None
+        """The level, less one for each `wait_lift_s` of waiting."""
+        level, since_s = self.level(request), self._waits_since_s.get(request.request_id)
+        if not level or since_s is None:
+            return level, None
+        lift_s = self._knobs.wait_lift_s
+        lifted = int(max(0.0, now - since_s) / lift_s)
+        return max(0, level - lifted), since_s + (lifted + 1) * lift_s if lifted < level else None
 
     # what the last level may have
 
@@ -128,12 +153,15 @@ class _Mlfq:
         knobs = self._knobs
         if self._last_prefilling >= knobs.last_level_prefill_requests:
             return "level 3 is prefilling"
+        if self._room_for not in ("", request.request_id):
+            return "an earlier one of level 3 waits for room"
         if now - self._last_admitted_s > knobs.last_level_patience_s:
             return None
         scheduler = self._context.scheduler
         pool = scheduler.kv_cache_manager.block_pool
         left = pool.get_num_free_blocks() - -(-request.num_tokens // scheduler.block_size)
         if left < knobs.last_level_free_share * pool.num_gpu_blocks:
+            self._room_for = request.request_id
             return "level 3 leaves room for the others"
         return None
 
@@ -152,29 +180,31 @@ class _Mlfq:
 
     def on_add(self, request: Any, now: float) -> None:
         """Note where it waits, and a prompt that is in the last level from the start."""
-        self._begins_to_wait(request)
+        self._begins_to_wait(request, now)
         if self.level(request) == _LAST:
             self._last_waiting.add(request.request_id)
 
     def after_schedule(self, scheduler_output: Any, now: float) -> None:
         """Charge what was scheduled, demote what crossed a bound, and see who prefills now."""
-        served, bounds = self._served, self._next_bound
-        first = self._bounds[0]
+        served = self._served
         for request_id, tokens in scheduler_output.num_scheduled_tokens.items():
-            total = served.get(request_id, 0) + tokens
-            served[request_id] = total
-            if total > bounds.get(request_id, first):
-                self._demote(request_id, total)
+            found = served.get(request_id)
+            if found is None:
+                found = served[request_id] = _Service(self._bounds[0])
+            found.tokens += tokens
+            if found.tokens > found.next_bound:
+                self._demote(request_id, found)
         for new in scheduler_output.scheduled_new_reqs:
             self._on_admission(new.req_id, now)
         for request_id in scheduler_output.scheduled_cached_reqs.resumed_req_ids:
             self._on_admission(request_id, now)
         self._last_prefilling = sum(1 for r in self._last_running.values() if r.is_prefill_chunk)
         self._left_tokens = self._knobs.last_level_step_tokens
+        self._room_for = ""
 
-    def _demote(self, request_id: str, total: int) -> None:
-        passed = bisect_left(self._bounds, total)
-        self._next_bound[request_id] = self._bounds[passed] if passed < len(self._bounds) else float("inf")
+    def _demote(self, request_id: str, served: _Service) -> None:
+        passed = bisect_left(self._bounds, served.tokens)
+        served.next_bound = self._bounds[passed] if passed < len(self._bounds) else math.inf
         request = self._context.scheduler.requests.get(request_id)
         if request is None or passed <= bisect_left(self._bounds, request.num_prompt_tokens):
             # The prompt put it there already.
@@ -201,23 +231,27 @@ class _Mlfq:
         if self.level(request) > 0:
             self._lifted[request_id] = self._lifted.get(request_id, 0) + 1
             self._promotions += 1
-        self._begins_to_wait(request)
+        self._begins_to_wait(request, now)
 
     def on_finish(self, request: Any, now: float) -> None:
         """Forget it."""
         request_id = request.request_id
-        for account in (self._served, self._lifted, self._next_bound):
-            account.pop(request_id, None)
+        self._served.pop(request_id, None)
+        self._lifted.pop(request_id, None)
         self._last_waiting.discard(request_id)
+        if self._room_for == request_id:
+            self._room_for = ""
         self._waits_no_more(request_id)
         self._stop_running(request_id)
 
-    def _begins_to_wait(self, request: Any) -> None:
+    def _begins_to_wait(self, request: Any, now: float) -> None:
         self._waits_no_more(request.request_id)
+        self._waits_since_s[request.request_id] = now
         level = self._waits_in[request.request_id] = self.level(request)
         self._waiting_at[level] += 1
 
     def _waits_no_more(self, request_id: str) -> None:
+        self._waits_since_s.pop(request_id, None)
         level = self._waits_in.pop(request_id, None)
         if level is not None:
             self._waiting_at[level] -= 1

@@ -11,6 +11,11 @@ from typing import Any
 
 # A prompt below this many tokens is not looked up in the prefix cache: the look costs as much as it tells.
 PROBE_FROM_TOKENS = 128
+# Steps that show how fast prefill goes carry at least this part of what a step may; for so long they count.
+_PACE_STEP_SHARE = 0.1
+_PACE_S = 30.0
+# Weight of what a rate is believed to be where it was not seen, as a part of the horizon.
+_PRIOR_SHARE = 0.2
 _UNCACHED_ATTR = "patchbench_uncached_tokens"
 
 
@@ -85,6 +90,7 @@ class Prefills:
         self._running: dict[str, Any] = {}
         self._finishing: dict[str, Owed] = {}
         self._drain = Drain(horizon_s)
+        self._pace = Drain(_PACE_S)
         self._served: dict[int, Drain] = {}
         self._own: dict[int, Drain] = {}
         self._left_over: list[int] = []
@@ -102,8 +108,17 @@ class Prefills:
 
     @property
     def per_s(self) -> float:
-        """Uncached prompt tokens per second of steps that left some over; 0 before there was one."""
-        return self._drain.per_s
+        """Uncached prompt tokens per second of steps that left some over; 0 before there was any prefill.
+
+        As far as there was none of these lately, what steps with much prefill did: the line may have stood for want
+        of memory, and that nobody stands in it any more proves nothing.
+        """
+        return self._drain.with_prior(self.pace_per_s, _PRIOR_SHARE * self._horizon_s)
+
+    @property
+    def pace_per_s(self) -> float:
+        """The same of steps that carried much prefill: how fast it goes when nothing but the GPU is waited for."""
+        return self._pace.per_s or self._drain.per_s
 
     @property
     def total(self) -> int:
@@ -131,7 +146,7 @@ class Prefills:
         rate = whole - sum(drain.per_s for other, drain in self._served.items() if other < level)
         own = self._own.get(level)
         if own is not None:
-            rate = own.with_prior(max(rate, 0.0), 0.2 * self._horizon_s)
+            rate = own.with_prior(max(rate, 0.0), _PRIOR_SHARE * self._horizon_s)
         return max(min(rate, whole), 0.1 * whole)
 
     def wait_s(self, level: int) -> float:
@@ -228,8 +243,13 @@ class Prefills:
     def _measure(self, now: float) -> None:
         if self._last_s is not None:
             passed_s = max(0.0, now - self._last_s)
+            tokens = sum(self._step_tokens.values())
             if self._was_busy:
-                self._drain.add(sum(self._step_tokens.values()), passed_s)
+                self._drain.add(tokens, passed_s)
+            else:
+                self._drain.forget(passed_s)
+            if tokens >= _PACE_STEP_SHARE * self._context.scheduler.max_num_scheduled_tokens:
+                self._pace.add(tokens, passed_s)
             # What a level takes counts over all time: while it is idle it takes nothing.
             for level in self._by_level:
                 served = self._served.get(level)

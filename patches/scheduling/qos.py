@@ -33,6 +33,9 @@ what the victim's restoration would cost (the rent-or-buy rule: never more than 
 hindsight). It takes no more victims than it needs, none that was admitted a moment ago, and none at all if they would
 not make room together. A victim starts to age anew, and stays in a worse class than the request it made room for as
 long as that one waits.
+
+Bound: one that came later and was g classes better on arrival passes a request only while that has waited for less than
+g of its longest ageing periods, and one more for each class that the later one has gained by waiting itself.
 """
 
 

@@ -30,7 +30,8 @@ order, free of charge; so the limit binds only where somebody better would feel 
 run there is no limit at all. A limited prompt that is larger than its bucket stays in the queue while another of its class
 or a worse one prefills and the last step had nothing to spare: side by side at their rates they would only hold blocks,
 half filled. So beside better ones that never cease a limited prompt of n tokens takes at most n / `least_rate_tokens`
-steps once it runs, and one that is held waits for no more than the limited prefills before it.
+steps once it runs, and one that is held waits for no more than the limited prefills before it. Bound: nobody is passed
+by a later one but a limited prompt larger than a bucket, and that by better classes and by prompts that fit into one only.
 """
 
 
@@ -68,7 +69,8 @@ class Bucket:
 
     def pay(self, tokens: int) -> None:
         """Take tokens out; an empty bucket owes nothing."""
-        self.level = max(0.0, self.level - tokens)
+        left = self.level - tokens
+        self.level = left if left > 0.0 else 0.0
 
     def refund(self, tokens: int, burst: float) -> None:
         """Put tokens back."""
@@ -87,14 +89,13 @@ class _RateLimit:
         self._worst: Rank | None = None
         self._running: dict[Rank, int] = {}
         self._claims = Claims()
-        # Per class, what those of its prompts want that run already.
-        self._chunks_left: dict[Rank, int] = {}
-        # Classes that were cut in this pass, and in the last one: nothing was left to spare for them.
-        self._cut: set[Rank] = set()
-        self._was_cut: set[Rank] = set()
+        # What prompts that run want still: those of better classes, and those of the worst.
+        self._better_left = self._limited_left = 0
+        # Whether a limited one was cut in this pass, and in the last one: nothing was left to spare for it.
+        self._cut = self._was_cut = False
         self._step = 0
-        # Per class, the tokens that limited requests were given in this pass.
-        self._given: dict[Rank, int] = {}
+        # Tokens that limited requests were given in this pass.
+        self._given = 0
         self.paid = self.free = self.refunded = 0
         context.gauge("ratelimit_paid_tokens", lambda: float(self.paid))
         context.gauge("ratelimit_spare_tokens", lambda: float(self.free))
@@ -104,33 +105,31 @@ class _RateLimit:
 
     def limited(self, rank: Rank) -> bool:
         """Whether it is the worst class, and somebody better runs, or waits and is being served."""
-        if self._worst is None or rank < self._worst:
+        if rank != self._worst:
             return False
         return any(better < rank for better in self._running) or self._claims.waits(rank)
 
-    def load(self, rank: Rank, now: float) -> float:
+    def load(self, now: float) -> float:
         """Part of the target length that decodes and better prefills take, 0 to 1."""
         steps = self.budget.steps
-        taken_s = steps.rest_s + steps.token_s * self._wanted(rank)
+        taken_s = steps.rest_s + steps.token_s * self._wanted()
         return min(1.0, taken_s / self.budget.target_s(now))
 
-    def rate_tokens(self, rank: Rank, now: float) -> float:
-        """What a bucket of this class gains with a step."""
+    def rate_tokens(self, now: float) -> float:
+        """What the bucket of a limited request gains with a step."""
         most, least = self._knobs.most_rate_tokens, self._knobs.least_rate_tokens
-        return most - (most - least) * self.load(rank, now)
+        return most - (most - least) * self.load(now)
 
-    def _wanted(self, rank: Rank) -> int:
-        running = sum(tokens for better, tokens in self._chunks_left.items() if better < rank)
-        return self._claims.wanted(rank) + running
+    def _wanted(self) -> int:
+        """Prefill tokens that better classes want."""
+        return self._claims.wanted(self._worst) + self._better_left
 
     def waiting_gate(self, request: Any, now: float) -> str | None:
         """Hold what would only prefill beside another limited one at its rate."""
         bucket = self._buckets[request.request_id]
         if request.num_tokens <= self._knobs.burst_tokens or not self.limited(bucket.rank):
             return None
-        if not any(rank >= bucket.rank for rank in self._chunks_left):
-            return None
-        if any(rank <= bucket.rank for rank in self._cut | self._was_cut):
+        if self._limited_left and (self._cut or self._was_cut):
             return "limited prompts take all that the step can spare"
         return None
 
@@ -141,15 +140,12 @@ class _RateLimit:
         if not self.limited(bucket.rank):
             bucket.spare = new_tokens
             return new_tokens
-        bucket.fill(self._step, self.rate_tokens(bucket.rank, now), self._knobs.burst_tokens)
-        # What worse ones were given already is no reason to give less to this one.
-        given = sum(tokens for rank, tokens in self._given.items() if rank <= bucket.rank)
-        spare = max(0, self.budget.tokens(now) - self._wanted(bucket.rank) - given)
+        bucket.fill(self._step, self.rate_tokens(now), self._knobs.burst_tokens)
+        spare = max(0, self.budget.tokens(now) - self._wanted() - self._given)
         granted = max(1, min(new_tokens, max(int(bucket.level), spare)))
         bucket.spare = min(granted, spare)
-        self._given[bucket.rank] = self._given.get(bucket.rank, 0) + granted
-        if granted < new_tokens:
-            self._cut.add(bucket.rank)
+        self._given += granted
+        self._cut = self._cut or granted < new_tokens
         return granted
 
     # bookkeeping
@@ -174,22 +170,29 @@ class _RateLimit:
         for request_id in scheduler_output.scheduled_cached_reqs.resumed_req_ids:
             self._on_admission(request_id, scheduled)
         self._claims.end_pass()
-        self._chunks_left.clear()
-        requests = self._context.scheduler.requests
+        self._better_left = self._limited_left = 0
+        requests, buckets = self._context.scheduler.requests, self._buckets
         decode_tokens = 1 + self._context.scheduler.num_spec_tokens
+        paid = 0
         for request_id, tokens in scheduled.items():
-            bucket = self._buckets[request_id]
-            free = min(tokens, bucket.spare)
-            bucket.spare = 0
-            bucket.pay(tokens - free)
-            self.free += free
-            self.paid += tokens - free
+            bucket = buckets[request_id]
+            free = 0
+            if bucket.spare:
+                free, bucket.spare = min(tokens, bucket.spare), 0
+                self.free += free
+            paid += tokens - free
+            # `pay`, written out: this is done for each that runs, in each step.
+            level = bucket.level - (tokens - free)
+            bucket.level = level if level > 0.0 else 0.0
             if tokens > decode_tokens and requests[request_id].is_prefill_chunk:
-                request = requests[request_id]
-                left = request.num_tokens - request.num_computed_tokens
-                self._chunks_left[bucket.rank] = self._chunks_left.get(bucket.rank, 0) + left
-        self._given.clear()
-        self._was_cut, self._cut = self._cut, set()
+                left = requests[request_id].num_tokens - requests[request_id].num_computed_tokens
+                if bucket.rank == self._worst:
+                    self._limited_left += left
+                else:
+                    self._better_left += left
+        self.paid += paid
+        self._given = 0
+        self._was_cut, self._cut = self._cut, False
         if scheduled:
             self._step += 1
 

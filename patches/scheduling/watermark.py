@@ -31,11 +31,16 @@ is held by the level passes all the same if it fits, so memory is not idle; whom
 so no admission is expected to cause a preemption. Requests do not say how long their answer will be, and the limit that
 they carry is not used as such.
 
+Seats are room too, and what better classes hold rises and falls by chance: how many of them run is as good as Poisson's,
+so its standard deviation is the root of it. A lower class is let in only if so many of these deviations, in blocks and in
+seats, stay free for them; otherwise each of their bursts would wait for answers of that class to end.
+
 If those that run are expected to need more than there is after all, a lower class has a quota of prefill tokens a step from
 yellow on: of the step's budget a factor for each class below the best, times the share that is free, beside others only.
 (A quota that follows the usage alone would slow down prefills whose memory is spoken for, and gain nothing.) While decodes
 may need every free block, running prefills of a lower class pause, for they would be the ones to be preempted: that is
-what reclaiming can do before it costs. When blocks are short all the same, requests of a lower class with a prompt above
+what reclaiming can do before it costs. Both are for long prompts: a short one frees nothing by waiting with what it holds,
+and is sooner over. When blocks are short all the same, requests of a lower class with a prompt above
 the short length are the first to go.
 
 Who stands at the head of those held for longer than the patience is waited for: nobody of its own or a lower class passes
@@ -62,7 +67,13 @@ class WatermarkKnobs(Knobs):
         0.9,
         gt=0,
         le=1,
-        description="share of the blocks that the forecast peak may reach; the rest is for short ones",
+        description="share of the blocks that the forecast peak may reach, and of the seats that lower classes may take; "
+        "the rest is for short ones and the best class",
+    )
+    reserve_deviations_ratio: float = Field(
+        1.5,
+        ge=0,
+        description="standard deviations of what better classes hold that are left for them when a lower one is admitted",
     )
     first_output_tokens: int = Field(
         128, ge=1, description="length of an answer as long as none of its tenant has ended"
@@ -112,6 +123,9 @@ class _Watermark:
         # Requests in the running list, in order of admission; also those admitted in this pass.
         self._running: dict[str, Any] = {}
         self._running_of: dict[Rank, int] = {}
+        # Tokens that they had when they were admitted, by class and one by one.
+        self._tokens_of: dict[Rank, int] = {}
+        self._admitted_with: dict[str, int] = {}
         self._prefilling: dict[str, Any] = {}
         self._admitting: dict[str, Any] = {}
         # Free blocks before the first admission of this pass, which then take theirs bit by bit.
@@ -165,6 +179,9 @@ class _Watermark:
         if not self._context.scheduler.running:
             return None
         request_id = request.request_id
+        if request_id in self._admitting:
+            # What it takes counts already, and must not hold it.
+            return None
         rank, best = self._rank[request_id], self._best()
         short = self._context.request_info(request).prompt_tokens < self._knobs.short_prompt_tokens
         if short and any(rank < other for other in self._running_of):
@@ -175,6 +192,8 @@ class _Watermark:
         passes = level == GREEN or (level == YELLOW and rank == best)
         if self._knobs.forecast:
             passes = self._fits(request)
+        if rank != best and not self._seat_to_spare(rank):
+            passes = False
         if passes:
             return None
         if not self._refused:
@@ -190,10 +209,27 @@ class _Watermark:
                 return None
         return ("no room to grow", "KV is yellow", "KV is red")[level]
 
+    def _seat_to_spare(self, rank: Rank) -> bool:
+        """Whether a lower class may take a seat: the last ones are for the best, who would wait for an answer to end."""
+        seats = self._context.scheduler.max_num_active_reqs
+        room = min(self._knobs.peak_share * seats, seats - self._reserve(rank)[0])
+        return len(self._running) + len(self._admitting) + 1 <= max(1.0, room)
+
+    def _reserve(self, rank: Rank) -> tuple[float, float]:
+        """Seats and blocks by which what better classes hold is likely to rise: their number is as good as Poisson's."""
+        count = tokens = 0
+        for other, running in self._running_of.items():
+            if other < rank:
+                count += running
+                tokens += self._tokens_of[other]
+        seats = self._knobs.reserve_deviations_ratio * math.sqrt(count)
+        return seats, seats * tokens / count / self._context.scheduler.block_size if count else 0.0
+
     def _fits(self, request: Any) -> bool:
         free, total = self._pool()
         newcomer = Demand(0.0, self._blocks(request.num_tokens), self._expected_left(request))
-        room = self._knobs.peak_share * total
+        reserve = self._reserve(self._rank[request.request_id])[1]
+        room = min(self._knobs.peak_share * total, total - reserve)
         wanted = total - free + self._promised_blocks() + newcomer.prompt
         if wanted > room:
             return False
@@ -240,7 +276,8 @@ class _Watermark:
                 self._free_before, _ = self._pool()
             self._admitting[request_id] = request
         rank, best = self._rank[request_id], self._best()
-        if rank == best or self._level == GREEN or not self._beside_others(rank):
+        short = request.num_prompt_tokens < self._knobs.short_prompt_tokens
+        if short or rank == best or self._level == GREEN or not self._beside_others(rank):
             return new_tokens
         if self._context.is_running(request) and self._decodes_need_all(request, computed, new_tokens, now):
             return 0
@@ -306,6 +343,8 @@ class _Watermark:
         if request_id not in self._running:
             self._running[request_id] = request
             rank = self._rank[request_id]
+            tokens = self._admitted_with[request_id] = int(request.num_tokens)
+            self._tokens_of[rank] = self._tokens_of.get(rank, 0) + tokens
             self._running_of[rank] = self._running_of.get(rank, 0) + 1
         if request.is_prefill_chunk:
             self._prefilling[request_id] = request
@@ -340,6 +379,7 @@ class _Watermark:
         if self._running.pop(request_id, None) is not None:
             rank = self._rank[request_id] if rank is None else rank
             self._running_of[rank] -= 1
+            self._tokens_of[rank] -= self._admitted_with.pop(request_id)
             if not self._running_of[rank]:
                 del self._running_of[rank]
 

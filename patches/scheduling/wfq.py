@@ -22,6 +22,11 @@ smallest counter is next; inside it the other patches decide. A request that is 
 admissions in one pass go to different tenants. All requests of a tenant share its one counter, so sending more of them
 gains nothing. The same counter orders running prefills and, when blocks run out, victims.
 
+Beside a patch that orders requests by what they were promised (`qos`, `mlfq`, `edf`) counters are compared in grains of a
+few requests' worth, and inside a grain that patch decides. What is served comes in whole requests anyway: a finer order
+would make no window of seconds fairer, and would put a burst of short urgent requests behind a document of a tenant that
+is a few tokens behind.
+
 Nothing is held back: if only one tenant wants service, it gets all of it. A tenant that comes back from a pause
 is lifted to the smallest counter among those that wait or prefill now, so nobody saves up credit by being idle, and
 what it had borrowed from others' idle share stays on its account only as far as it is ahead of them.
@@ -35,8 +40,8 @@ few steps.
 Not charged: tokens computed again after a preemption (its cause is nearly always another's need for blocks, and the
 tenant has paid for them once) and drafts that were rejected. Decodes are never held up, but they are charged.
 
-Bound: of two tenants that both wait without a pause, neither gets more per weight than the other by more than what is
-outstanding at the pick: one step's tokens and the rest of the tokens of the requests that it has running. A request
+Bound: of two tenants that both wait without a pause, neither gets more per weight than the other by more than a grain and
+what is outstanding at the pick: one step's tokens and the rest of the tokens of the requests that it has running. A request
 waits for at most its tenant's line and that bound times the sum of weights of the others.
 """
 
@@ -46,6 +51,11 @@ class WfqKnobs(Knobs):
 
     tenant_weight: dict[str, PositiveFloat] = Field(
         default_factory=dict, description="weights by tenant, in place of those that their identity carries"
+    )
+    grain_tokens: int = Field(
+        2048,
+        ge=0,
+        description="service per weight in which tenants are equals, and the other patches' order decides; 0 is none",
     )
     prefills_yield: bool = Field(
         True, description="whether a running prefill leaves waiting tenants the tokens that they are owed"
@@ -58,6 +68,8 @@ class WfqKnobs(Knobs):
     )
 
 
+# Patches that order requests by what was promised to them.
+ORDERING = ("qos", "mlfq", "edf")
 # A prefill under way gets at least so many tokens in a step, so that no step is empty for its sake.
 _LEAST_TOKENS = 16
 
@@ -78,6 +90,8 @@ class _Wfq:
 
     def __init__(self, knobs: WfqKnobs, context: Any) -> None:
         self._knobs, self._context = knobs, context
+        # Without anybody to order inside of it a grain would only be less exact.
+        self._grain = knobs.grain_tokens if any(map(context.beside, ORDERING)) else 0
         self._accounts: dict[str, Account] = {}
         self._records: dict[str, _Record] = {}
         # Requests that ended since the last update: their last drafts may still be refunded.
@@ -104,7 +118,8 @@ class _Wfq:
     def tenant_rank(self, tenant: str, now: float) -> float:
         """Service per weight, that of this pass included."""
         account = self._accounts.get(tenant)
-        return self._time.now if account is None else account.service + account.provisional
+        service = self._time.now if account is None else account.service + account.provisional
+        return service // self._grain if self._grain else service
 
     def on_pick(self, request: Any, now: float) -> None:
         """Count what it is about to get; unless the tokens of this pass are known, its whole length."""
@@ -160,7 +175,7 @@ class _Wfq:
         rank = account.service + account.provisional
         owed = 0.0
         for other, tokens in self._claims:
-            lead = rank - other.service - other.provisional
+            lead = rank - other.service - other.provisional - self._grain
             if lead > 0 and other is not account:
                 owed += min(tokens, lead * other.weight)
         return int(owed)

@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from patches.seam.kinds import HookError
+from patches.seam.own import OwnPrefix, Share
+
 if TYPE_CHECKING:
+    from patches.seam.injected import Injector
     from patches.seam.receipt import PatchTally
     from patches.seam.runtime import Runtime
     from patches.seam.tenant_queue import TenantLine
+    from patches.seam.worth import Worth
+
+
+#: Where a request keeps what the adapter remembers of it.
+TICKET_ATTR = "patchbench_ticket"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +68,13 @@ class Context:
 
     def request_info(self, request: Any) -> RequestInfo:
         """Who the request belongs to; computed once per request."""
-        return self._runtime.info(request)
+        # Asked many times for each, so without a call where it is known.
+        ticket = request.__dict__.get(TICKET_ATTR)
+        return self._runtime.info(request) if ticket is None else ticket.info
+
+    def tenant(self, request: Any) -> str:
+        """Whose request it is, where nothing else of `request_info` is wanted."""
+        return self._runtime.tenant(request)
 
     def arrived_s(self, request: Any) -> float:
         """When the request reached the API, on the scheduler's clock: before `queued_s`, by what lay between."""
@@ -92,9 +107,21 @@ class Context:
         """
         return self._runtime.tenant_queue().lines(most)
 
+    def tenant_rank(self, tenant: str) -> float | None:
+        """The tenant's rank now, smaller is served sooner; None where no patch ranks tenants."""
+        rank = self._runtime.tenant_rank
+        return None if rank is None else rank(tenant, self.clock())
+
     def kv_usage(self) -> float:
         """Share of the KV blocks that are referenced, 0 to 1."""
         return float(self.scheduler.kv_cache_manager.usage)
+
+    def precedes(self, one: Any, other: Any) -> bool:
+        """Whether the first stands before the second in one level (of one tenant, where tenants are kept apart); O(1).
+
+        Of requests that were queued at some time; it is their last keys that are compared.
+        """
+        return self._runtime.precedes(one, other)
 
     # actions
 
@@ -124,6 +151,40 @@ class Context:
             self._tally.add("before_schedule")
         return done
 
+    def inject(
+        self,
+        prompt_token_ids: Sequence[int],
+        *,
+        name: str,
+        cache_salt: str | None = None,
+        share: Share | None = None,
+        computing: Callable[[list[bytes]], None] | None = None,
+    ) -> bool:
+        """Ask for a prefix to be in the cache, computed by requests of our own when nobody waits.
+
+        From a hook or from `at_start`; the patch must use the seam `on_own`, which tells when it is done. False, and
+        nothing is done, where the prefix is empty or longer than the model takes, holds an unknown token or no full
+        block, or where too many wait. `computing` is told which blocks ours are about to fill, by their names in the pool.
+        """
+        injector = self._own()
+        tokens = list(prompt_token_ids)
+        return injector.ask(OwnPrefix(self.name, name, tokens, cache_salt, share or Share(), computing))
+
+    def at_start(self, act: Callable[[], None]) -> None:
+        """Call this once the scheduler is there, before its first pass; what it injects is computed before the engine
+        says that it is ready."""
+        self._own().at_start(act)
+
+    def own_requests(self) -> Injector:
+        """What puts requests of our own into the scheduler."""
+        return self._own()
+
+    def _own(self) -> Injector:
+        injector = self._runtime.injector
+        if injector is None:
+            raise HookError(f"patch {self.name!r} must use the seam on_own, on a scheduler")
+        return injector
+
     # evidence
 
     def count(self, hook: str, n: int = 1) -> None:
@@ -139,6 +200,42 @@ class Context:
         """
         self._tally.gauges[name] = value
 
-    def eviction_hint(self, block: Any) -> float:
-        """Sum of what the other patches say the block is worth beyond the owner's own view."""
-        return self._runtime.eviction_hint(block)
+    def table(self, name: str, columns: Callable[[], dict[str, list[Any]]]) -> None:
+        """Declare a table of `harness.schema.EXTRA_TABLES`; on the virtual engine it is asked for when the run has ended."""
+        self._tally.tables[name] = columns
+
+    @property
+    def worth(self) -> Worth:
+        """What all patches together say a block is worth beyond its place in the order; for the owner of eviction."""
+        return self._runtime.worth
+
+    def revalue(self, block: Any) -> None:
+        """What a patch says the block is worth has changed: let it move to its zone of the free queue.
+
+        O(log of the blocks set aside); nothing for a block that is referenced or holds nothing. Only a fall to 0 or
+        below, and a rise from below 0, must be told. No block may be worth less than its descendants.
+        """
+        if block.ref_cnt == 0 and not block.is_null:
+            revalue = getattr(block.pool.free_block_queue, "revalue", None)
+            if revalue is not None:
+                revalue(block)
+
+    def free_queue(self) -> Any:
+        """What keeps the free blocks: `ZonedFreeQueue` or another owner's; None before there is a scheduler."""
+        return self._runtime.free_queue()
+
+    def first_waiting(self, most: int) -> list[Any]:
+        """The next `most` waiting requests in the order in which they would be offered, over all tenants.
+
+        Without those that a gate holds; gates are not asked and nothing is changed. O(most log n). Tenants are taken
+        in turn, by rank, where they are ranked: what a pick does to the ranks is not known beforehand. May be
+        fewer where the queue is full of entries that are out of date.
+        """
+        return self._runtime.first_waiting(most)
+
+    def waiting_changes(self) -> Hashable:
+        """Compares equal to what it was as long as the latest `first_waiting` holds; O(1).
+
+        For vLLM's own queues it may miss that a request behind the first one went as another one came.
+        """
+        return self._runtime.waiting_changes()

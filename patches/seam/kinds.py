@@ -93,6 +93,21 @@ def compile_rank(hook: Bound) -> Callable[[str, float], float]:
     return rank
 
 
+def compile_prefer(hook: Bound) -> Callable[[Sequence[Any], float], int]:
+    """Kind `first`, seam `prefer`: the owner's choice, counted when it is not the first."""
+    name, function, tally = hook
+
+    def prefer(requests: Sequence[Any], now: float) -> int:
+        index: int = function(requests, now)
+        if index:
+            if not 0 < index < len(requests):
+                raise HookError(f"patch {name!r}, seam prefer: chose {index} of {len(requests)}")
+            tally.add("prefer")
+        return index
+
+    return prefer
+
+
 def compile_gates(hooks: Sequence[Bound]) -> tuple[Callable[[Any, float], str | None], ...]:
     """Kind `gate`: one callable per gate, in order; the queue asks them in turn and stops at the first reason."""
 

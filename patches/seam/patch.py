@@ -7,7 +7,7 @@ plans, pages and `bench explain` need no vLLM.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol, get_args
@@ -108,6 +108,9 @@ class Hooks:
         tenant_rank: (tenant, now) -> rank; smaller is served first, before any request's key is looked at.
             Asked when a tenant may be next and when running prefills and victims are ordered, so it must be
             O(1). It may rise at any time; when it falls call `Context.rerank`.
+        prefer: (requests in order, now) -> index of the one that goes first. Offered are the next few that no
+            gate holds, at most 64, all of one level (and of one tenant, where tenants are kept apart); the gates
+            are asked for the one that was chosen. Asked at each pick and after each change, so answer fast.
         on_pick, on_put_back: within a pass, so that the next pick knows of those before it. A picked
             request is about to be admitted unless it is put back at the end of the pass.
         waiting_gate: why the request must wait although it is next, or None. Asked for the request at
@@ -122,17 +125,24 @@ class Hooks:
         on_add: before the first key is computed. on_preempt: before the key is computed anew.
         on_finish: for finished and aborted requests alike, before their blocks are freed.
         eviction_owner: called once per block pool, with all its blocks; returns what keeps the free ones.
-        eviction_hint: a block's extra worth; higher is kept longer. What it does is the owner's to say.
+        eviction_hint: a block's extra worth, summed over all patches: below 0 it is evicted first, above 0 last.
+            Best a table (`patches.seam.worth.Worths`); of changes tell `Context.revalue`.
         on_touch: blocks of a prefix hit; those with `ref_cnt == 0` are still in the free queue.
+        on_take: blocks that leave the free queue to be filled anew, their hashes still on them. Once an allocation,
+            so it costs less than `on_evict`, which is called for each of them.
         on_evict: a cached block and its hash, before the hash is removed.
         expire: (request id, stop reason) of requests to end; asked before each scheduling pass, ahead of
             `before_schedule`, in order of rank. They are not scheduled again, and the reason
             (`patches.seam.endings`) is delivered with the next update. Unknown ids are passed over.
+        on_own: (name, outcome, now) of a prefix that the patch asked for with `Context.inject`: `cached` or `dropped`.
+        report: what was asked -> what the patch tells of its engine, as text; called between two steps by the engine's
+            utility method `patchbench_report(patch, asked)`, so it must be fast and change nothing.
         api_admission: raises what upstream's API layer turns into a refusal.
     """
 
     request_key: Callable[[Any, float], KeyPart] | None = None
     tenant_rank: Callable[[str, float], float] | None = None
+    prefer: Callable[[Sequence[Any], float], int] | None = None
     on_pick: Callable[[Any, float], None] | None = None
     on_put_back: Callable[[Any, float], None] | None = None
     waiting_gate: Callable[[Any, float], str | None] | None = None
@@ -147,8 +157,11 @@ class Hooks:
     eviction_owner: Callable[[list[Any]], BlockQueue] | None = None
     eviction_hint: Callable[[Any], float] | None = None
     on_touch: Callable[[Any], None] | None = None
+    on_take: Callable[[list[Any]], None] | None = None
     on_evict: Callable[[Any, Any], None] | None = None
     expire: Callable[[float], Iterable[tuple[str, str]]] | None = None
+    on_own: Callable[[str, str, float], None] | None = None
+    report: Callable[[str], str] | None = None
     api_admission: Callable[[Any, int, str | None], None] | None = None
 
     def used(self) -> frozenset[str]:
@@ -170,6 +183,10 @@ class Patch:
         requires, conflicts: names of other patches. replaces: engine flags that it takes the place of.
         by_tenant: whether its waiting gate answers by tenant. The queue then keeps tenants apart: a refusal of
             a tenant's first request shuts that tenant's line for the step, and nobody else's.
+        key_level: where its part of the key is continuous, what of a value is its level: a rising function.
+            Within a level `prefer` may choose. Without it each value is a level of its own.
+        engine_flags: knobs -> engine flags without which it cannot work (a KV connector), under vLLM's names; whoever
+            starts the engine adds them. None as a value is a flag that must stay unset beside them.
         changes_outputs: whether it may change what is generated, not only when.
         references: papers, issues. removable_when: what upstream would have to do.
     """
@@ -191,6 +208,8 @@ class Patch:
     conflicts: tuple[str, ...] = ()
     replaces: tuple[str, ...] = ()
     by_tenant: bool = False
+    key_level: Callable[[float], float] | None = None
+    engine_flags: Callable[[Any], Mapping[str, Any]] | None = None
     changes_outputs: bool = False
     references: tuple[str, ...] = ()
 

@@ -37,6 +37,7 @@ class PatchPlan:
     def __post_init__(self) -> None:
         object.__setattr__(self, "patches", tuple(sorted(self.patches, key=_canonical)))
         _check(tuple(chosen.patch for chosen in self.patches))
+        _check_flags(self._brought())
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -57,6 +58,22 @@ class PatchPlan:
     def replaces(self) -> frozenset[str]:
         """Engine flags whose place some patch takes."""
         return frozenset(flag for chosen in self.patches for flag in chosen.patch.replaces)
+
+    @property
+    def engine_flags(self) -> dict[str, Any]:
+        """Engine flags that the patches bring along, as `Patch.engine_flags` has it."""
+        return {flag: value for flags in self._brought().values() for flag, value in flags.items()}
+
+    def brought_by(self, flag: str) -> str:
+        """Name of the patch that brings this engine flag along; "" if none does."""
+        return next((name for name, flags in self._brought().items() if flag in flags), "")
+
+    def _brought(self) -> dict[str, Mapping[str, Any]]:
+        return {
+            chosen.patch.name: chosen.patch.engine_flags(chosen.knobs)
+            for chosen in self.patches
+            if chosen.patch.engine_flags is not None
+        }
 
     def on_seam(self, seam: str) -> tuple[str, ...]:
         """Names of the patches on one seam, in the order in which they apply."""
@@ -162,6 +179,17 @@ def _check(patches: tuple[Patch, ...]) -> None:
                 raise UserError(f"patches {patch.name!r} and {other!r} conflict; enable one of them")
     for seam in SEAMS.values():
         _check_seam(seam.name, [patch for patch in patches if seam.name in patch.seams])
+
+
+def _check_flags(brought: Mapping[str, Mapping[str, Any]]) -> None:
+    by_flag: dict[str, str] = {}
+    for name, flags in brought.items():
+        for flag in flags:
+            other = by_flag.setdefault(flag, name)
+            if other != name:
+                raise UserError(
+                    f"patches {other!r} and {name!r} both bring the engine flag {flag}; enable one of them"
+                )
 
 
 def _check_seam(name: str, users: list[Patch]) -> None:

@@ -11,10 +11,14 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from operator import itemgetter
 from typing import Any
 
 from vllm.v1.core.sched.request_queue import RequestQueue
+
+from patches.seam.window import Choice, Window
 
 Key = tuple[Any, ...]
 KeyOf = Callable[[Any, float], tuple[Key, float | None]]
@@ -50,6 +54,28 @@ _Item = tuple[Key, int, _Entry]
 _Timer = tuple[float, int, _Entry]
 
 
+def in_order(heap: Sequence[Any], looks: int, key: Callable[[Any], Any] = itemgetter(0)) -> Iterator[Any]:
+    """The items of a heap by `key`, smallest first, at most `looks` of them; the heap is left alone.
+
+    O(log looks) for each.
+    """
+    frontier = [(key(heap[0]), 0)] if heap else []
+    for _ in range(looks):
+        if not frontier:
+            return
+        index = heapq.heappop(frontier)[1]
+        yield heap[index]
+        for child in range(2 * index + 1, min(2 * index + 3, len(heap))):
+            heapq.heappush(frontier, (key(heap[child]), child))
+
+
+def live_requests(heap: Sequence[_Item], most: int) -> Iterator[tuple[Key, Any]]:
+    """Key and request of the first live items of a heap; fewer than `most` if they are under many that are not."""
+    for key, stamp, entry in in_order(heap, 64 + 4 * most):
+        if entry.stamp == stamp:
+            yield key, entry.request
+
+
 class KeyedRequestQueue(RequestQueue):
     """Requests in order of a key, smallest first, with gates that hold some back inside the queue.
 
@@ -58,6 +84,7 @@ class KeyedRequestQueue(RequestQueue):
         clock: seconds; `valid_until` is on this clock.
         gates: asked in order for the request at the head; the first reason holds it.
         on_pick, on_put_back: told of each request that is popped, and of each popped one that comes back.
+        choice: who may pick another than the first; the gates are asked for what it picked.
 
     `len` counts held requests; `bool`, peek and pop do not see them. `begin_step` must be called
     before each scan: it applies expired keys and lets each gate's best held request be asked again.
@@ -70,12 +97,15 @@ class KeyedRequestQueue(RequestQueue):
         gates: tuple[Gate, ...] = (),
         on_pick: tuple[Notice, ...] = (),
         on_put_back: tuple[Notice, ...] = (),
+        choice: Choice | None = None,
     ) -> None:
         self._key_of = key_of
         self._clock = clock
         self._gates = gates
         self._on_pick = on_pick
         self._on_put_back = on_put_back
+        self._choice = choice
+        self._window = Window()
         self._now = clock()
         self._entries: dict[Any, _Entry] = {}
         # One heap for ready requests, then one for each gate's held ones.
@@ -88,6 +118,9 @@ class KeyedRequestQueue(RequestQueue):
         self._tokens = 0
         self._held = 0
         self._held_by: dict[Cause, int] = {}
+        self._changes = 0
+        # The last key that `first` gave, or None where it gave all.
+        self._horizon: Key | None = None
 
     # upstream's contract
 
@@ -163,6 +196,9 @@ class KeyedRequestQueue(RequestQueue):
         self._now = now
         if self._popped:
             self._popped.clear()
+        if self._choice is not None:
+            # It may choose otherwise by now.
+            self._head = None
         if self._gates:
             self._head = None
             self._closed = [False] * len(self._closed)
@@ -192,6 +228,7 @@ class KeyedRequestQueue(RequestQueue):
         for entry in list(self._entries.values()):
             self.release(entry.request)
         self._gates = ()
+        self._choice = None
         self._heaps = self._heaps[:1]
         self._closed = [False]
         self._head = None
@@ -207,6 +244,17 @@ class KeyedRequestQueue(RequestQueue):
         while timers and timers[0][2].timer_stamp != timers[0][1]:
             heapq.heappop(timers)
         return timers[0][0] if timers else None
+
+    def first(self, most: int) -> list[Any]:
+        """The first `most` requests by key that no gate holds; gates are not asked. O(most log most)."""
+        found = list(islice(live_requests(self._heaps[_READY], most), most))
+        self._horizon = found[-1][0] if len(found) == most else None
+        return [request for _, request in found]
+
+    @property
+    def changes(self) -> int:
+        """Changes whenever the latest `first` may not hold any more."""
+        return self._changes
 
     @property
     def held(self) -> int:
@@ -238,7 +286,9 @@ class KeyedRequestQueue(RequestQueue):
                     best = heap[0]
             if best is None:
                 return None
-            entry = best[2]
+            entry: _Entry = best[2]
+            if self._choice is not None and entry.where == _READY:
+                entry = self._choice.of(self._window.first(self._heaps[_READY]), self._now)
             if self._passes(entry):
                 self._head = entry
                 return entry
@@ -272,10 +322,15 @@ class KeyedRequestQueue(RequestQueue):
         self._set_timer(entry, entry.due)
 
     def _push(self, entry: _Entry) -> None:
+        if entry.where == _READY:
+            self._note(entry)
         self._stamps += 1
         entry.stamp = self._stamps
         heap = self._heaps[entry.where]
-        heapq.heappush(heap, (entry.key, entry.stamp, entry))
+        item = (entry.key, entry.stamp, entry)
+        heapq.heappush(heap, item)
+        if self._choice is not None and entry.where == _READY:
+            self._window.pushed(item)
         self._head = None
         if len(heap) > 64 + 2 * len(self._entries):
             self._heaps = [[item for item in h if item[2].stamp == item[1]] for h in self._heaps]
@@ -300,11 +355,19 @@ class KeyedRequestQueue(RequestQueue):
             # Rounding may put a boundary at this very instant: ask again in the next step, not for ever.
             due = math.nextafter(now, math.inf)
         if key != entry.key:
+            self._note(entry)
             entry.key = key
             self._push(entry)
         self._set_timer(entry, due)
 
+    def _note(self, entry: _Entry) -> None:
+        """The entry comes, goes or changes its place."""
+        if self._horizon is None or entry.key <= self._horizon:
+            self._changes += 1
+
     def _move(self, entry: _Entry, where: int) -> None:
+        if entry.where == _READY:
+            self._note(entry)
         self._held += (where != _READY) - (entry.where != _READY)
         entry.where = where
         if where == _READY:
@@ -324,6 +387,7 @@ class KeyedRequestQueue(RequestQueue):
             held_by[cause] = held_by.get(cause, 0) + 1
 
     def _discard(self, entry: _Entry) -> None:
+        self._note(entry)
         del self._entries[entry.request]
         self._tokens -= entry.tokens
         self._held -= entry.where != _READY

@@ -15,11 +15,13 @@ SCHEMA = 1
 class PatchTally:
     """Counters of one patch in one process. Adding costs one dictionary update."""
 
-    __slots__ = ("by_hook", "gauges")
+    __slots__ = ("by_hook", "gauges", "tables")
 
     def __init__(self) -> None:
         self.by_hook: dict[str, int] = {}
         self.gauges: dict[str, float | Callable[[], float]] = {}
+        # By name of a record table: its columns when the run has ended.
+        self.tables: dict[str, Callable[[], dict[str, list[Any]]]] = {}
 
     def add(self, hook: str, n: int = 1) -> None:
         """Count `n` more hits of one hook."""
@@ -53,6 +55,7 @@ class Tallies:
         for tally in self._by_patch.values():
             tally.by_hook.clear()
             tally.gauges.clear()
+            tally.tables.clear()
 
     def never_fired(self) -> tuple[str, ...]:
         """Names of patches without a single hit."""

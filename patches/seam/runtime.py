@@ -6,25 +6,29 @@ import heapq
 import importlib
 import math
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from vllm.v1.request import RequestStatus
 
 from patches.seam import kinds
-from patches.seam.context import Context, RequestInfo
+from patches.seam.context import TICKET_ATTR, Context, RequestInfo
+from patches.seam.injected import Injector
 from patches.seam.kinds import Bound, HookError
-from patches.seam.queue import Key, KeyedRequestQueue
+from patches.seam.own import OWN_TENANT
+from patches.seam.queue import Key, KeyedRequestQueue, in_order
 from patches.seam.receipt import Tallies
 from patches.seam.tenant_queue import TenantQueue
+from patches.seam.window import Choice
+from patches.seam.worth import Worth
 
 if TYPE_CHECKING:
     from patches.seam.plan import PatchPlan
 
 #: Where a Scheduler (or an AsyncLLM, or a bare BlockPool) keeps its Runtime; absent on a stock one.
 RUNTIME_ATTR = "patchbench_runtime"
-_TICKET_ATTR = "patchbench_ticket"
 _SCHEDULER_MODULE = "vllm.v1.core.sched.scheduler"
 
 # The longest that a request may have been under way to the scheduler.
@@ -39,6 +43,10 @@ def scheduler_clock() -> float:
     """Seconds on the scheduler's clock, read through its own module so that a replaced clock is seen."""
     module: Any = sys.modules.get(_SCHEDULER_MODULE) or importlib.import_module(_SCHEDULER_MODULE)
     return float(module.time.monotonic())
+
+
+# The key of requests of our own: behind any other, however many parts that has.
+_AFTER_ALL: Key = (math.inf,) * 16
 
 
 class Ticket:
@@ -69,7 +77,10 @@ class Runtime:
         self._bind(plan, tallies)
 
     def _bind(self, plan: PatchPlan, tallies: Tallies) -> None:
-        hooks = {}
+        hooks: dict[str, Any] = {}
+        # Before the patches are built: they may ask it for something at the start.
+        own = "on_own" in plan.order() and self.scheduler is not None
+        self.injector = Injector(self, lambda name, *told: hooks[name].on_own(*told)) if own else None
         for chosen in plan.patches:
             patch = chosen.patch
             built = patch.build(chosen.knobs, Context(self, tallies[patch.name], patch.name))
@@ -85,17 +96,25 @@ class Runtime:
         endings, owner, admission = (bound(s) for s in ("expire", "eviction_owner", "api_admission"))
         self.key = kinds.compile_key(keys)
         rank = bound("tenant_rank")
-        self.tenant_rank = kinds.compile_rank(rank[0]) if rank else None
+        self.tenant_rank = self._but_own_rank(kinds.compile_rank(rank[0])) if rank else None
         self.by_tenant = bool(rank) or any(chosen.patch.by_tenant for chosen in plan.patches)
         by_tenant = {chosen.patch.name for chosen in plan.patches if chosen.patch.by_tenant}
         self._gates_by_tenant = tuple(name in by_tenant for name in plan.on_seam("waiting_gate"))
-        self.gates = kinds.compile_gates(bound("waiting_gate"))
+        prefer = bound("prefer")
+        self.prefer = self._but_own_first(kinds.compile_prefer(prefer[0])) if prefer else None
+        levels = {chosen.patch.name: chosen.patch.key_level for chosen in plan.patches}
+        # A continuous part decides all that comes after it, so only the first one matters.
+        self._continuous = next(
+            ((i, level) for i, name in enumerate(plan.on_seam("request_key")) if (level := levels[name])),
+            None,
+        )
+        self.gates = tuple(map(self._but_own, kinds.compile_gates(bound("waiting_gate"))))
         self._gate_names = plan.on_seam("waiting_gate")
         self.cap = kinds.compile_cap(caps)
         self.victim_hint = kinds.compile_score(hints, "victim_hint") if hints else None
-        self.eviction_hint = kinds.compile_score(worth, "eviction_hint")
+        self.worth = Worth(worth)
         self.expire = kinds.compile_expiry(endings) if endings else None
-        self.eviction_owner = owner[0][1] if owner else None
+        self.eviction_owner = owner[0][1] if owner else self._spare if worth else None
         self.admission = tuple(admission)
         self.before_schedule = kinds.compile_observers(bound("before_schedule"))
         self.after_schedule = kinds.compile_observers(bound("after_schedule"))
@@ -103,12 +122,14 @@ class Runtime:
         self.on_add = kinds.compile_observers(bound("on_add"))
         self.on_finish = kinds.compile_observers(bound("on_finish"))
         self.on_preempt = kinds.compile_observers(bound("on_preempt"))
-        self.on_pick = kinds.compile_observers(bound("on_pick"))
-        self.on_put_back = kinds.compile_observers(bound("on_put_back"))
+        self.on_pick = tuple(map(self._but_own, kinds.compile_observers(bound("on_pick"))))
+        self.on_put_back = tuple(map(self._but_own, kinds.compile_observers(bound("on_put_back"))))
         self.on_touch = kinds.compile_observers(bound("on_touch"))
+        self.on_take = kinds.compile_observers(bound("on_take"))
         self.on_evict = kinds.compile_observers(bound("on_evict"))
+        self.reports = {name: hook for name, hook, _ in bound("report")}
         self.has_key = bool(keys or rank)
-        self.has_queue = bool(self.has_key or self.gates or self.on_pick or self.on_put_back)
+        self.has_queue = bool(self.has_key or prefer or self.gates or self.on_pick or self.on_put_back)
 
     # construction
 
@@ -132,7 +153,8 @@ class Runtime:
         """The queue that takes the place of upstream's; `policy` is what the engine was configured with."""
         replaced = any("scheduling_policy" in chosen.patch.replaces for chosen in self.plan.patches)
         self._native_priority = policy.value == "priority" and not replaced
-        notices = (self.on_pick, self.on_put_back)
+        choice = None if self.prefer is None else Choice(self.prefer, self.level_of)
+        notices = (self.on_pick, self.on_put_back, choice)
         queue: KeyedRequestQueue
         if self.by_tenant:
             queue = TenantQueue(
@@ -150,15 +172,53 @@ class Runtime:
         self._queues.append(queue)
         return queue
 
+    def _spare(self, blocks: list[Any]) -> Any:
+        """The free queue of a plan whose patches only say what blocks are worth: LRU but for that."""
+        from patches.kv.zones import ZonedFreeQueue
+
+        return ZonedFreeQueue(blocks, self.worth)
+
+    def free_queue(self) -> Any:
+        """What keeps the free blocks of the scheduler's pool; None before it is constructed."""
+        pool = getattr(self, "_pool", None)
+        return None if pool is None else pool.free_block_queue
+
+    # requests of our own
+
+    def is_own(self, request: Any) -> bool:
+        """Whether some patch put the request in, and no client waits for it."""
+        return self.injector is not None and request.request_id in self.injector.live
+
+    def _but_own(self, hook: Callable[..., Any]) -> Callable[..., Any]:
+        """A hook of (request, now) that is not called for requests of our own; the very same where there are none."""
+        if self.injector is None:
+            return hook
+        live = self.injector.live
+        return lambda request, now: None if request.request_id in live else hook(request, now)
+
+    def _but_own_first(self, prefer: Callable[[Sequence[Any], float], int]) -> Callable[..., int]:
+        if self.injector is None:
+            return prefer
+        live = self.injector.live
+        # Where one of ours is queued nobody else is.
+        return lambda requests, now: 0 if requests[0].request_id in live else prefer(requests, now)
+
+    def _but_own_rank(self, rank: Callable[[str, float], float]) -> Callable[[str, float], float]:
+        if self.injector is None:
+            return rank
+        return lambda tenant, now: math.inf if tenant == OWN_TENANT else rank(tenant, now)
+
     # requests
 
     def ticket(self, request: Any) -> Ticket:
         """The request's ticket; made when it is first seen."""
-        found: Ticket | None = request.__dict__.get(_TICKET_ATTR)
+        found: Ticket | None = request.__dict__.get(TICKET_ATTR)
         if found is not None:
             return found
         params = request.sampling_params
         extra = (params.extra_args if params is not None else None) or {}
+        if own := self.is_own(request):
+            extra = {"tenant": OWN_TENANT}
         info = RequestInfo(
             tenant=str(extra.get("tenant", "")),
             tier=str(extra.get("tier", "")),
@@ -169,10 +229,19 @@ class Runtime:
             weight=_positive(extra.get("weight"), 1.0),
             slo_ttft_s=_positive(extra.get("slo_ttft_ms"), math.inf) / 1e3,
         )
-        self._arrivals += 1
+        # The numbers are the clients': those without any of ours.
+        self._arrivals += not own
         made = Ticket(info)
-        setattr(request, _TICKET_ATTR, made)
+        setattr(request, TICKET_ATTR, made)
         return made
+
+    def tenant(self, request: Any) -> str:
+        """Whose request it is; as `info`, without the rest."""
+        found: Ticket | None = request.__dict__.get(TICKET_ATTR)
+        if found is not None:
+            return found.info.tenant
+        params = request.sampling_params
+        return str(((params.extra_args if params is not None else None) or {}).get("tenant", ""))
 
     def info(self, request: Any) -> RequestInfo:
         """Who the request belongs to."""
@@ -193,12 +262,30 @@ class Runtime:
     def key_of(self, request: Any, now: float) -> tuple[Key, float | None]:
         """The whole ordering key and when it expires: patches' parts, then arrival, then sequence."""
         ticket = self.ticket(request)
+        if self.is_own(request):
+            ticket.key = _AFTER_ALL
+            return ticket.key, None
         parts, until = self.key(request, now)
         key: Key = (*parts, request.arrival_time, ticket.info.sequence)
         if self._native_priority:
             key = (request.priority, *key)
         ticket.key = key
         return key, until
+
+    def level_of(self, key: Key) -> Key:
+        """What of a key is its level: all before the innermost part that is continuous, be it arrival."""
+        if self._continuous is None or key is _AFTER_ALL:
+            return key[:-2]
+        place, level = self._continuous
+        place += self._native_priority
+        return (*key[:place], level(key[place]))
+
+    def precedes(self, one: Any, other: Any) -> bool:
+        """Whether both stand in one level (and tenant, where tenants are kept apart), and the first one before."""
+        first, second = self.ticket(one), self.ticket(other)
+        if self.by_tenant and first.info.tenant != second.info.tenant:
+            return False
+        return first.key < second.key and self.level_of(first.key) == self.level_of(second.key)
 
     def rekey(self, request: Any) -> None:
         """Apply a changed key, wherever the request is."""
@@ -246,6 +333,21 @@ class Runtime:
                 out[key] = out.get(key, 0) + count
         return out
 
+    def first_waiting(self, most: int) -> list[Any]:
+        """See `Context.first_waiting`."""
+        queue = self.scheduler.waiting
+        if isinstance(queue, KeyedRequestQueue):
+            return queue.first(most)
+        heap: list[Any] | None = getattr(queue, "_heap", None)
+        return list(islice(queue if heap is None else in_order(heap, most, _stock_key), most))
+
+    def waiting_changes(self) -> Hashable:
+        """See `Context.waiting_changes`."""
+        queue = self.scheduler.waiting
+        if isinstance(queue, KeyedRequestQueue):
+            return queue.changes
+        return len(queue), queue.peek_request() if len(queue) else None
+
     def next_due(self) -> float | None:
         """When the next waiting request's key expires, on the scheduler's clock; None if none will."""
         due = [d for d in (queue.next_due() for queue in self._queues) if d is not None]
@@ -255,6 +357,8 @@ class Runtime:
 
     def begin_step(self) -> None:
         """Before upstream's `schedule`: due keys, the patches' own actions, the running order."""
+        if self.injector is not None:
+            self.injector.before_pass()
         now = self.clock()
         for queue in self._queues:
             queue.begin_step(now)
@@ -266,10 +370,14 @@ class Runtime:
                     hook(now)
         if self.has_key or self.victim_hint is not None:
             self.arrange_running()
+        if self.injector is not None:
+            self.injector.admit()
 
     def end_schedule(self, scheduler_output: Any) -> None:
         """After upstream's `schedule`."""
         now = self.clock()
+        if self.injector is not None:
+            scheduler_output = self.injector.after_pass(scheduler_output)
         for hook in self.after_schedule:
             hook(scheduler_output, now)
 
@@ -344,12 +452,14 @@ class Runtime:
             return _key_of_ticket
 
         def ranked(request: Any) -> Key:
-            ticket: Ticket = request.__dict__[_TICKET_ATTR]
+            ticket: Ticket = request.__dict__[TICKET_ATTR]
             return (rank(ticket.info.tenant, now), *ticket.key)
 
         return ranked
 
     def _badness(self, request: Any) -> tuple[float, float, Key]:
+        if self.is_own(request):
+            return math.inf, math.inf, _AFTER_ALL
         hint = self.victim_hint(request) if self.victim_hint is not None else 0.0
         ticket, now = self.ticket(request), self.clock()
         rank = self.tenant_rank(ticket.info.tenant, now) if self.tenant_rank is not None else 0.0
@@ -369,8 +479,13 @@ class Runtime:
 
 
 def _key_of_ticket(request: Any) -> Key:
-    ticket: Ticket = request.__dict__[_TICKET_ATTR]
+    ticket: Ticket = request.__dict__[TICKET_ATTR]
     return ticket.key
+
+
+def _stock_key(request: Any) -> tuple[int, float, str]:
+    """How upstream's priority queue orders requests."""
+    return request.priority, request.arrival_time, request.request_id
 
 
 def _positive(value: Any, otherwise: float) -> float:

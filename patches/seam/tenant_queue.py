@@ -5,9 +5,23 @@ from __future__ import annotations
 import heapq
 from collections import deque
 from collections.abc import Callable, Iterator
+from itertools import islice
+from operator import itemgetter
 from typing import Any, NamedTuple
 
-from patches.seam.queue import _DEAD, _READY, Gate, Key, KeyedRequestQueue, KeyOf, Notice, _Entry, _Item
+from patches.seam.queue import (
+    _DEAD,
+    _READY,
+    Gate,
+    Key,
+    KeyedRequestQueue,
+    KeyOf,
+    Notice,
+    _Entry,
+    _Item,
+    live_requests,
+)
+from patches.seam.window import Choice, Window
 
 # Tenants whose held requests get another chance in one step. Of more than that, the longest unasked go first.
 _REOPENED_PER_STEP = 64
@@ -39,6 +53,7 @@ class _Lane:
         "reopen",
         "stamp",
         "tenant",
+        "window",
     )
 
     def __init__(self, tenant: str, heaps: int) -> None:
@@ -53,6 +68,7 @@ class _Lane:
         self.refused_at = _NEVER
         # Whether some heap was closed and is to be opened again.
         self.reopen = False
+        self.window = Window()
 
     def best(self) -> _Entry | None:
         """Its next request to ask the gates for; None if all were refused in this step."""
@@ -90,12 +106,13 @@ class TenantQueue(KeyedRequestQueue):
         gates: tuple[Gate, ...] = (),
         on_pick: tuple[Notice, ...] = (),
         on_put_back: tuple[Notice, ...] = (),
+        choice: Choice | None = None,
         *,
         tenant_of: Callable[[Any], str],
         rank: Callable[[str, float], float],
         by_tenant: tuple[bool, ...] = (),
     ) -> None:
-        super().__init__(key_of, clock, gates, on_pick, on_put_back)
+        super().__init__(key_of, clock, gates, on_pick, on_put_back, choice)
         self._tenant_of = tenant_of
         self._rank = rank
         self._by_tenant = by_tenant or (False,) * len(gates)
@@ -118,6 +135,7 @@ class TenantQueue(KeyedRequestQueue):
         self._head = None
         self._step += 1
         self._shifted = self._asked_twice = False
+        self._changes += 1  # ranks may have moved
         self._open_again()
 
     def rerank(self, tenant: str) -> None:
@@ -155,6 +173,31 @@ class TenantQueue(KeyedRequestQueue):
             heapq.heappush(self._order, place)
         return found
 
+    def first(self, most: int) -> list[Any]:
+        """The first `most` requests that no gate holds; gates are not asked. O(most log n).
+
+        By key where the first tenants' ranks are all equal; else in turns, one of each tenant in order of rank.
+        """
+        seen: list[_Place] = []
+        lanes: list[_Lane] = []
+        while len(lanes) < most and len(seen) < 4 * most and self._first() is not None:
+            place = heapq.heappop(self._order)
+            seen.append(place)
+            if place[3].ready and not self._refused(place[3]):
+                lanes.append(place[3])
+        for place in seen:
+            heapq.heappush(self._order, place)
+        lines = [live_requests(lane.heaps[_READY], most) for lane in lanes]
+        if len({place[0] for place in seen}) <= 1:
+            return [request for _, request in islice(heapq.merge(*lines, key=itemgetter(0)), most)]
+        found: list[Any] = []
+        while lines and len(found) < most:
+            # Of those that had one in this turn, each is asked again in the next.
+            turn = [(line, next(line, None)) for line in lines[: most - len(found)]]
+            found += [item[1] for _, item in turn if item is not None]
+            lines = [line for line, item in turn if item is not None]
+        return found
+
     # inside
 
     def _first(self) -> _Entry | None:
@@ -181,6 +224,9 @@ class TenantQueue(KeyedRequestQueue):
             while True:
                 entry = self._first()
                 if entry is not None:
+                    if self._choice is not None and entry.where == _READY:
+                        lane: _Lane = entry.lane
+                        entry = self._choice.of(lane.window.first(lane.heaps[_READY]), self._now)
                     if self._passes(entry):
                         self._head = entry
                         break
@@ -266,12 +312,19 @@ class TenantQueue(KeyedRequestQueue):
         lane.ready_tokens += entry.tokens
         super()._insert(entry)
 
+    def _note(self, entry: _Entry) -> None:
+        self._changes += 1
+
     def _push(self, entry: _Entry) -> None:
+        self._changes += 1
         lane: _Lane = entry.lane
         self._stamps += 1
         entry.stamp = self._stamps
         heap = lane.heaps[entry.where]
-        heapq.heappush(heap, (entry.key, entry.stamp, entry))
+        item = (entry.key, entry.stamp, entry)
+        heapq.heappush(heap, item)
+        if self._choice is not None and entry.where == _READY:
+            lane.window.pushed(item)
         self._head = None
         if len(heap) > 16 + 2 * lane.live:
             lane.heaps = [[item for item in h if item[2].stamp == item[1]] for h in lane.heaps]

@@ -12,6 +12,7 @@ _SCHEDULER_SEAMS = frozenset(
     [
         "request_key",
         "tenant_rank",
+        "prefer",
         "on_pick",
         "on_put_back",
         "waiting_gate",
@@ -26,13 +27,18 @@ _SCHEDULER_SEAMS = frozenset(
         "eviction_owner",
         "eviction_hint",
         "on_touch",
+        "on_take",
         "on_evict",
         "expire",
+        "on_own",
+        "report",
     ]
 )
 # What our queue is needed for.
-_QUEUE_SEAMS = frozenset({"request_key", "tenant_rank", "on_pick", "on_put_back", "waiting_gate"})
-_POOL_SEAMS = frozenset({"eviction_owner", "on_touch", "on_evict"})
+_QUEUE_SEAMS = frozenset({"request_key", "tenant_rank", "prefer", "on_pick", "on_put_back", "waiting_gate"})
+_POOL_SEAMS = frozenset({"eviction_owner", "eviction_hint", "on_touch", "on_take", "on_evict"})
+#: The utility method that is put on EngineCore where a patch reports.
+REPORT_METHOD = "patchbench_report"
 
 
 def wrap_all(installation: Installation) -> None:
@@ -42,6 +48,9 @@ def wrap_all(installation: Installation) -> None:
         _wrap_scheduler(installation, used)
     if used & _POOL_SEAMS:
         _wrap_pool(installation, used)
+    if "report" in used:
+        core: Any = importlib.import_module("vllm.v1.engine.core")
+        installation.replace(core.EngineCore, REPORT_METHOD, _report)
     if "api_admission" in used:
         module = importlib.import_module("vllm.v1.engine.async_llm")
         installation.wrap(module.AsyncLLM, "check_admission", _admission(installation))
@@ -53,11 +62,14 @@ def _wrap_scheduler(installation: Installation, used: frozenset[str]) -> None:
     installation.wrap(scheduler, "__init__", _init(installation))
     if used & _QUEUE_SEAMS:
         installation.wrap(module, "create_request_queue", _create_queue(installation))
-    steps = {"victim_hint", "before_schedule", "after_schedule", "expire"}
+    steps = {"victim_hint", "before_schedule", "after_schedule", "expire", "on_own"}
     if used & (_QUEUE_SEAMS | steps) or installation.listener is not None:
         installation.wrap(scheduler, "schedule", _schedule(installation))
-    if used & {"after_update", "expire"}:
+    if used & {"after_update", "expire", "on_own"}:
         installation.wrap(scheduler, "update_from_output", _update)
+    if "on_own" in used:
+        engine: Any = importlib.import_module("vllm.v1.engine.core")
+        installation.wrap(engine.EngineCore, "__init__", _start)
     if "token_cap" in used:
         installation.wrap(scheduler, "_reserve_prefill_lookahead", _token_cap)
     if "on_add" in used:
@@ -107,6 +119,27 @@ def _init(installation: Installation) -> Any:
     return make
 
 
+def _start(original: Any) -> Any:
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        runtime = _runtime(self.scheduler)
+        # Ranks that must step together cannot be stepped from here.
+        if (
+            runtime is None
+            or runtime.injector is None
+            or self.vllm_config.parallel_config.data_parallel_size > 1
+        ):
+            return
+
+        def turn() -> None:
+            _, executed = self.step_fn()
+            self.post_step(executed)
+
+        runtime.injector.start(turn, lambda: bool(self.batch_queue or self.scheduler.has_requests()))
+
+    return __init__
+
+
 def _create_queue(installation: Installation) -> Any:
     def make(original: Any) -> Any:
         def create_request_queue(policy: Any) -> Any:
@@ -129,7 +162,7 @@ def _schedule(installation: Installation) -> Any:
                 return original(self, *args, **kwargs)
             runtime.begin_step()
             out = original(self, *args, **kwargs)
-            if runtime.after_schedule:
+            if runtime.after_schedule or runtime.injector is not None:
                 runtime.end_schedule(out)
             if listener is not None:
                 listener()
@@ -161,9 +194,12 @@ def _update(original: Any) -> Any:
         outputs = original(self, scheduler_output, *args, **kwargs)
         runtime = _runtime(self)
         if runtime is not None:
-            now = runtime.clock()
+            now, seen = runtime.clock(), scheduler_output
+            if runtime.injector is not None:
+                seen = runtime.injector.view(scheduler_output)
+                runtime.injector.after_update(outputs)
             for hook in runtime.after_update:
-                hook(scheduler_output, outputs, now)
+                hook(seen, outputs, now)
             if runtime.expire is not None:
                 deliver_ended(runtime, outputs)
         return outputs
@@ -179,10 +215,18 @@ def _token_cap(original: Any) -> Any:
     ) -> int:
         # A decode, as nearly every call is: cutting its drafts would break the padded batch, and 1 token cannot be cut.
         if num_new_tokens <= 1 + self.num_spec_tokens:
-            return original(self, request, num_computed_tokens, num_new_tokens)
+            if self.num_prefill_lookahead > 1:
+                return int(original(self, request, num_computed_tokens, num_new_tokens))
+            # Upstream's function has nothing to reserve then; the call alone, for each that runs, costs 2% of a step.
+            return num_new_tokens if num_new_tokens > 0 else 0
         runtime = _runtime(self)
         # Counts that were just aligned to something would be broken by a cut.
-        if runtime is None or self.need_mamba_block_aligned_split or request.has_encoder_inputs:
+        if (
+            runtime is None
+            or self.need_mamba_block_aligned_split
+            or request.has_encoder_inputs
+            or runtime.is_own(request)
+        ):
             return int(original(self, request, num_computed_tokens, num_new_tokens))
         waiting = request.status != RequestStatus.RUNNING
         cap = runtime.cap(request, num_computed_tokens, num_new_tokens, runtime.clock())
@@ -203,7 +247,7 @@ def _add_request(original: Any) -> Any:
     def add_request(self: Any, request: Any) -> None:
         runtime = _runtime(self)
         # The next chunk of a streaming session is no new request.
-        if runtime is not None and request.request_id not in self.requests:
+        if runtime is not None and request.request_id not in self.requests and not runtime.is_own(request):
             now = runtime.clock()
             for hook in runtime.on_add:
                 hook(request, now)
@@ -215,7 +259,7 @@ def _add_request(original: Any) -> Any:
 def _free_request(original: Any) -> Any:
     def free_request(self: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
         runtime = _runtime(self)
-        if runtime is not None:
+        if runtime is not None and not runtime.is_own(request):
             now = runtime.clock()
             for hook in runtime.on_finish:
                 hook(request, now)
@@ -227,13 +271,20 @@ def _free_request(original: Any) -> Any:
 def _preempt_request(original: Any) -> Any:
     def preempt_request(self: Any, request: Any, *args: Any, **kwargs: Any) -> None:
         runtime = _runtime(self)
-        if runtime is not None:
+        if runtime is not None and not runtime.is_own(request):
             now = runtime.clock()
             for hook in runtime.on_preempt:
                 hook(request, now)
         original(self, request, *args, **kwargs)
 
     return preempt_request
+
+
+def _report(self: Any, patch: str, asked: str = "") -> str:
+    """On EngineCore: what one of its patches tells; "" where the engine has no such patch."""
+    runtime = _runtime(self.scheduler)
+    tell = None if runtime is None else runtime.reports.get(patch)
+    return "" if tell is None else str(tell(asked))
 
 
 # block pool
@@ -250,15 +301,32 @@ def _free_queue(installation: Installation, stock: Any) -> Any:
         else:
             runtime = Runtime(installation.plan, installation.tallies)
         pool.__dict__[RUNTIME_ATTR] = runtime
-        return stock(blocks) if runtime.eviction_owner is None else runtime.eviction_owner(blocks)
+        queue = stock(blocks) if runtime.eviction_owner is None else runtime.eviction_owner(blocks)
+        if runtime.on_take:
+            _watch_taking(queue, runtime.on_take)
+        return queue
 
     return free_block_queue
+
+
+def _watch_taking(queue: Any, hooks: tuple[Any, ...]) -> None:
+    """Show the hooks what this queue hands out; one queue of one engine, so nothing is to be undone."""
+    take = queue.popleft_n
+
+    def popleft_n(n: int) -> list[Any]:
+        blocks: list[Any] = take(n)
+        for hook in hooks:
+            hook(blocks)
+        return blocks
+
+    queue.popleft_n = popleft_n
 
 
 def _touch(original: Any) -> Any:
     def touch(self: Any, blocks: Any) -> None:
         runtime = _runtime(self)
-        if runtime is not None:
+        # A hit of one of our own is no sign that anybody wants the blocks. In its pass nobody else can have one.
+        if runtime is not None and not (runtime.injector is not None and runtime.injector.in_pass):
             for hook in runtime.on_touch:
                 hook(blocks)
         original(self, blocks)

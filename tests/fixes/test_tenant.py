@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from harness.errors import UserError
+from patches.fixes.step_claims import Claim, Pass
 from patches.fixes.tenant import PATCH
 from patches.seam.plan import resolve
 from tests.drive import make_config, make_scheduler
@@ -51,6 +52,15 @@ def admitted(made: Policy) -> list[str]:
 
 
 # who is held
+
+
+def test_where_tenants_are_ranked_only_those_served_sooner_claim_seats_and_tokens() -> None:
+    made = Pass(100, 100, 1.0, ranks={"a": 1.0, "b": 3.0})
+    made.claim("a", Claim(1, 10, 5))
+    made.claim("b", Claim(2, 20, 7))
+    assert made.of_others("c") == Claim(3, 30, 12)
+    assert made.of_others("c", 2.0) == Claim(1, 30, 5)
+    assert made.of_others("a", 0.5) == Claim(0, 20, 0)
 
 
 def test_a_tenant_alone_may_have_everything() -> None:
@@ -160,7 +170,8 @@ def test_everything_is_forgotten() -> None:
     for request in requests:
         made.finish(request)
     state = made.hooks.waiting_gate.__self__  # type: ignore[union-attr]
-    assert (state._accounts, state._records, state._prefilling, state._weight) == ({}, {}, {}, 0.0)
+    shares = state._shares
+    assert (shares._accounts, shares._records, state._prefilling, shares._weight) == ({}, {}, {}, 0.0)
 
 
 # who is cut

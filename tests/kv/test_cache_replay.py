@@ -228,6 +228,17 @@ def test_slru_on_the_first_part_of_a_public_trace(
     assert slru >= lru * (1 + least_gain)
 
 
+def test_knowing_the_next_requests_is_worth_more_than_the_past_on_a_public_trace(shared_dir: Path) -> None:
+    path = shared_dir / "data" / "traces" / "mooncake_synthetic.jsonl"
+    if not path.is_file():
+        pytest.skip(f"{path.name} is not beside this checkout")
+    trace = BlockTrace(read_trace(path).requests[:2000])
+    lru, slru, both = (
+        measure(trace, policy, 2500, scan=False).hit_rate for policy in ("lru", "slru", "slru-next64")
+    )
+    assert both >= max(1.2 * lru, 1.1 * slru)
+
+
 # the command
 
 

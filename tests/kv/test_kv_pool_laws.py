@@ -18,6 +18,9 @@ from hypothesis import strategies as st
 from harness.cache_policies import QUEUES, QueueFactory
 from harness.cache_replay import make_pool
 from patches.kv.slru import SlruKnobs, make_queue
+from patches.kv.zones import ZonedFreeQueue
+from patches.seam.receipt import PatchTally
+from patches.seam.worth import Worth
 
 _TOKENS = 512
 Path = tuple[int, ...]
@@ -202,6 +205,107 @@ def test_at_factor_one_every_choice_is_lrus(blocks: int, history: list[tuple[Any
     for step in history:
         ours.apply(step)
         stock.apply(step)
+    assert ours.hits == stock.hits
+    assert ours.order == stock.order
+
+
+# with worths
+
+
+class Marks:
+    """Worths as patches give them: a need of a path is one of all its prefixes, a dead path's descendants are dead too."""
+
+    def __init__(self) -> None:
+        self.wanted: dict[Path, float] = {}
+        self.dead: dict[Path, float] = {}
+        self.paths: dict[bytes, Path] = {}
+
+    def __call__(self, block: Any) -> float:
+        path = self.paths.get(block.block_hash[:-4]) if block.block_hash is not None else None
+        if path is None:
+            return 0.0
+        depth = len(path)
+        wanted = sum(value for other, value in self.wanted.items() if other[:depth] == path)
+        return wanted - sum(value for other, value in self.dead.items() if path[: len(other)] == other)
+
+
+def worth_world(kind: str, knobs: SlruKnobs, blocks: int) -> tuple[World, Marks]:
+    """A world whose queue asks marks."""
+    marks = Marks()
+    worth = Worth([("marks", marks, PatchTally())])
+    make: QueueFactory = (
+        (lambda all_blocks: ZonedFreeQueue(all_blocks, worth))
+        if kind == "lru"
+        else lambda all_blocks: make_queue(all_blocks, knobs, worth)
+    )
+    return World(make, blocks), marks
+
+
+def mark(world: World, marks: Marks, rng: random.Random, path: Path) -> None:
+    """Change one mark, and tell the queue of every block, in any order."""
+    table = rng.choice([marks.wanted, marks.dead])
+    if path in table:
+        del table[path]
+    else:
+        table[path] = rng.choice([0.5, 2.0, 4.0])
+    for block in rng.sample(world.pool.blocks, len(world.pool.blocks)):
+        if block.ref_cnt == 0 and not block.is_null:
+            world.pool.free_block_queue.revalue(block)
+
+
+@pytest.mark.parametrize("kind", ["lru", "slru"])
+@settings(max_examples=60, deadline=None)
+@given(knobs=_knobs, blocks=st.integers(4, 16), seed=st.integers(0, 2**32))
+def test_with_any_worths_no_block_is_lost_and_no_child_outlives_its_parent(
+    kind: str, knobs: SlruKnobs, blocks: int, seed: int
+) -> None:
+    world, marks = worth_world(kind, knobs, blocks)
+    rng = random.Random(seed)
+    seen: set[Path] = set()
+    for _ in range(120):
+        which = rng.randrange(12)
+        if which < 4:
+            world.start(tuple(int(rng.random() < 0.4) for _ in range(rng.randint(1, 5))))
+        elif which < 5:
+            world.grow(rng.randrange(10), rng.randrange(2))
+        elif which < 10:
+            world.end(rng.randrange(10))
+        else:
+            mark(world, marks, rng, tuple(rng.randrange(2) for _ in range(rng.randint(1, 4))))
+        for path, _ in world.live:
+            seen |= {path[:depth] for depth in range(1, len(path) + 1)}
+        marks.paths = {_hash(path): path for path in seen}
+        world.check_books()
+        world.check_chains(seen)
+
+
+@pytest.mark.parametrize("kind", ["lru", "slru"])
+@settings(max_examples=60, deadline=None)
+@given(blocks=st.integers(2, 14), history=st.lists(_steps, max_size=60), seed=st.integers(0, 2**32))
+def test_a_worth_that_came_and_went_leaves_the_order_as_it_was(
+    kind: str, blocks: int, history: list[tuple[Any, ...]], seed: int
+) -> None:
+    """Sparing that lapses before anything was saved by it is as none; both at LRU, whose order is plain."""
+    flat = SlruKnobs(start_factor=1, max_factor=1)
+    (ours, marks), stock = worth_world(kind, flat, blocks), World(QUEUES["lru"], blocks)
+    rng = random.Random(seed)
+    for step in history:
+        ours.apply(step)
+        stock.apply(step)
+        marks.paths = {_hash(path[:d]): path[:d] for path, _ in ours.live for d in range(1, len(path) + 1)}
+        for path, _ in ours.live:
+            marks.wanted[path] = 2.0
+        # As if eviction came upon some of the oldest: they are set aside, and then nobody wants them any more.
+        queue = ours.pool.free_block_queue
+        for _ in range(rng.randrange(4)):
+            block = queue._victim()
+            if block is not None and block.block_hash is not None and marks(block) > 0:
+                queue._set_aside(block, 3, marks(block))
+                queue._reached[block.block_id] = queue._numbers
+        marks.wanted.clear()
+        for block in rng.sample(ours.pool.blocks, len(ours.pool.blocks)):
+            if block.ref_cnt == 0 and not block.is_null:
+                ours.pool.free_block_queue.revalue(block)
     assert ours.hits == stock.hits
     assert ours.order == stock.order
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +9,8 @@ import pytest
 
 from patches.kv.ghost import GhostTable
 from patches.kv.segments import SegmentedFreeQueue
+from patches.seam.receipt import PatchTally
+from patches.seam.worth import Worth, Worths
 
 
 @dataclass(eq=False)
@@ -26,9 +27,7 @@ class Block:
 class Bench:
     """A queue with the pool's part of the protocol: blocks are filled, freed, hit."""
 
-    def __init__(
-        self, count: int, *, factor: float = 4.0, hint: Callable[[Any], float] | None = None
-    ) -> None:
+    def __init__(self, count: int, *, factor: float = 4.0, worth: Worth | None = None) -> None:
         self.blocks = [Block(i) for i in range(count)]
         self.queue = SegmentedFreeQueue(
             self.blocks,
@@ -37,7 +36,7 @@ class Bench:
             doubling_blocks=1.0,
             start_factor=factor,
             max_factor=64.0,
-            hint=hint,
+            worth=worth,
         )
         self.cached: dict[int, Block] = {}
 
@@ -220,15 +219,18 @@ def test_an_ancestor_is_never_below_its_descendant() -> None:
     assert bench.queue.protected_blocks() == 2
 
 
-def test_hints_protect_and_demote() -> None:
-    worth = {1: 1.0, 2: -1.0}
-    bench = Bench(4, hint=lambda block: worth.get(by_hash[block.block_hash], 0.0))
-    by_hash = {_hash(name): name for name in range(10)}
+def test_what_others_set_aside_has_no_vote_when_it_is_evicted() -> None:
+    table = Worths(demotes=True)
+    bench = Bench(2, worth=Worth([("toy", table, PatchTally())]))
     bench.fill(1)
-    bench.fill(2)
-    assert bench.queue.protected_blocks() == 1
-    bench.hit(2)
-    assert bench.queue.protected_blocks() == 1
+    table[_hash(1)] = -1.0
+    bench.queue.revalue(bench.cached[1])
+    assert bench.evict(2) == [1]
+    table.clear()
+    bench.fill(1)
+    assert bench.queue.ghost_hits_probation == 1
+    assert bench.queue.protected_blocks() == 1, "it did come back"
+    assert bench.queue.protect_factor == 4.0, "but probation had not given it up"
 
 
 def test_the_listing_has_each_free_block_once_and_goes_on_after_a_cursor() -> None:

@@ -11,6 +11,8 @@ from harness.engines.live.served import served_model
 from patches.seam.plan import resolve
 from tests.live import served_model as models
 
+EVERYTHING = "qos,mlfq,wfq,watermark,admission,ratelimit,edf,prefillbudget,tenant,overload,slru"
+
 
 def test_where_answers_part_and_whether_rounding_explains_it() -> None:
     off = [Answer((1, 2, 3), (1.0, 1e-4, 2.0)), Answer((1, 2), (1.0, 1.0)), Answer((5,), (None,))]
@@ -43,6 +45,6 @@ def test_the_lead_is_over_the_runner_up() -> None:
 def test_patches_change_no_answer(tmp_path: Path) -> None:
     with models.alone():
         folder = models.cached_smollm2() or models.make_small_llama(tmp_path / "small-llama")
-        found = compare(resolve("qos,mlfq,slru"), served_model(folder), lambda _: None)
+        found = compare(resolve(EVERYTHING), served_model(folder), lambda _: None)
     assert found.explained, found.lines
     assert all("of 24 answers equal" in line for line in found.lines if not line.startswith(" "))

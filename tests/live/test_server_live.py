@@ -24,14 +24,15 @@ from urllib.parse import urlsplit
 import pytest
 
 from harness.arms import Arm
+from harness.cli import _run
 from harness.engines.flags import EngineFlags
-from harness.engines.live import processes, receipt_check
+from harness.engines.live import cache_table, processes, receipt_check
 from harness.engines.live.server import Server, launch
 from harness.engines.live.server_errors import ServerFailed
 from patches.seam.plan import resolve
 from tests.live import served_model
 
-ENABLE = "qos,mlfq,slru"
+ENABLE = "qos,mlfq,slru,cachedash"
 FLAGS = EngineFlags(
     max_model_len=1024,
     max_num_batched_tokens=256,
@@ -131,6 +132,28 @@ class TestOneServer:
         assert json.loads(server.endpoint.call("GET", "/v1/models")[1])["data"][0]["id"] == server.model_name
         assert server.api_key not in server.log_path.read_text()
         assert server.api_key not in " ".join(server.command)
+
+    def test_the_prefix_cache_is_told_of_by_the_engine(
+        self, server: Server, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        prompt = list(range(300, 400))
+        for _ in range(2):
+            list(streamed(server, prompt, 1))
+        # An answer is kept for a second.
+        time.sleep(1.1)
+        status, body = server.endpoint.call("GET", "/patchbench/cache")
+        assert status == 200
+        told = json.loads(body)
+        sums = {tuple(names): value for *names, value in told["sums"]}
+        assert told["block_tokens"] == 32 and sums["found_blocks", "", "device", ""] >= 3
+        status, body = server.endpoint.call("GET", "/metrics")
+        text = body.decode() if isinstance(body, bytes) else body
+        assert status == 200 and "vllm:prompt_tokens_total" in text
+        assert f'patchbench_cache_requests_total{{tenant=""}} {sums["requests", "", "", ""]}.0' in text
+        table, problem = cache_table.fetch(server.base_url, server.api_key, 0)
+        assert problem == "" and table is not None and table.num_rows > 3
+        assert _run(["top", server.base_url, "--times", "1", "--key", server.api_key]) == 0
+        assert "tenant=all" in capsys.readouterr().out
 
     def test_the_prefix_cache_can_be_emptied(self, server: Server) -> None:
         prompt = list(range(100, 200))

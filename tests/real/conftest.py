@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -38,7 +38,9 @@ def small_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @contextmanager
-def real_engine(model: Path, patches: str, blocks: int) -> Iterator[Any]:
+def real_engine(
+    model: Path, patches: str, blocks: int, knobs: Mapping[str, Mapping[str, Any]] | None = None
+) -> Iterator[Any]:
     """vLLM's LLMEngine in this process, with these patches installed ("" for none)."""
     from vllm import envs
     from vllm.engine.arg_utils import EngineArgs
@@ -48,7 +50,7 @@ def real_engine(model: Path, patches: str, blocks: int) -> Iterator[Any]:
     from patches.seam.plan import resolve
 
     envs.disable_envs_cache()
-    installation = install(resolve(patches)) if patches else None
+    installation = install(resolve(patches, knobs=knobs)) if patches else None
     engine = LLMEngine.from_engine_args(
         EngineArgs(
             model=str(model),

@@ -15,10 +15,30 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from patches.catalogue import CATALOGUE
+from patches.seam import adapter
 from tests.real.conftest import BLOCK_SIZE, real_engine
 
-ALL = "qos,mlfq,slru"
+# All but those that need an engine of their own flags, which have identity tests of their own.
+ALL = ",".join(
+    entry.name
+    for entry in CATALOGUE
+    if entry.built and entry.area in ("scheduling", "kv", "fixes") and entry.name != "tiering"
+)
+# Without any patch that brings a queue of its own.
+CACHE = "slru,shield"
 BLOCKS = 26
+# Small, so that this traffic meets them.
+KNOBS: dict[str, dict[str, Any]] = {
+    "qos": {"short_prompt_tokens": 100, "victim_prompt_tokens": 0, "preempt_cooldown_s": 0.0},
+    "mlfq": {"level0_tokens": 64, "level1_tokens": 128, "level2_tokens": 256, "last_level_step_tokens": 64},
+    "watermark": {"short_prompt_tokens": 64},
+    "ratelimit": {"burst_tokens": 64, "most_rate_tokens": 16},
+    "prefillbudget": {"long_prompt_tokens": 150, "short_prefill_tokens": 16, "least_tokens": 16},
+    "overload": {"long_prompt_tokens": 150, "long_step_least_tokens": 16},
+}
+# What this traffic must make act, or the comparison says nothing of it.
+ACTING = {"qos", "mlfq", "wfq", "watermark", "edf", "prefillbudget", "tenant", "slru"}
 
 
 def add(engine: Any, name: str, prompt: list[int], output: int, tenant: int) -> None:
@@ -31,7 +51,13 @@ def add(engine: Any, name: str, prompt: list[int], output: int, tenant: int) -> 
         max_tokens=output,
         ignore_eos=True,
         detokenize=False,
-        extra_args={"tenant": f"t{tenant}", "tier": ("gold", "silver", "bronze")[tenant % 3]},
+        extra_args={
+            "tenant": f"t{tenant % 5}",
+            "tier": ("gold", "silver", "bronze")[tenant % 3],
+            "weight": (4, 2, 1)[tenant % 3],
+            # Real time passes here, and a request that is refused or ended for it cannot be compared.
+            "slo_ttft_ms": 3.6e6,
+        },
     )
     engine.add_request(name, TokensPrompt(prompt_token_ids=prompt), params, priority=tenant % 3)
 
@@ -67,18 +93,22 @@ def pool_of(engine: Any) -> Any:
 
 def test_greedy_outputs_are_token_identical_with_and_without_patches(small_model: Path) -> None:
     results = {}
-    for patches in ("", ALL):
-        with real_engine(small_model, patches, BLOCKS) as engine:
+    for patches in ("", ALL, CACHE):
+        with real_engine(small_model, patches, BLOCKS, KNOBS if patches == ALL else None) as engine:
             pool = pool_of(engine)
             free = pool.get_num_free_blocks()
             results[patches], preemptions = generate(engine, pool)
             assert pool.get_num_free_blocks() == free
-            assert preemptions > 0, "the pool is too large for this test to say anything"
-    stock, patched = results[""], results[ALL]
+            # With all of them `watermark` sees to it that none is needed.
+            assert preemptions > 0 or patches == ALL, "the pool is too large for this test to say anything"
+            if patches == ALL:
+                installed = adapter.active()
+                assert installed is not None and not ACTING & {*installed.tallies.never_fired()}
+    stock = results[""]
     assert len(stock) == 30
     assert all(len(tokens) == 24 for tokens in stock.values())
     assert len({tuple(tokens) for tokens in stock.values()}) > 20, "outputs too alike to tell a mix-up"
-    assert patched == stock
+    assert results[ALL] == results[CACHE] == stock
 
 
 Action = tuple[str, int, int, int]
@@ -96,7 +126,7 @@ ACTIONS = st.lists(
 @pytest.fixture(scope="module")
 def patched_engine(small_model: Path) -> Any:
     """One engine with all patches for all examples: a leak in one shows in the next."""
-    with real_engine(small_model, ALL, BLOCKS) as engine:
+    with real_engine(small_model, ALL, BLOCKS, KNOBS) as engine:
         yield engine
 
 

@@ -62,6 +62,17 @@ def test_equal_content_gives_equal_bytes(tmp_path: Path) -> None:
         assert back.equals(table)
 
 
+def test_a_column_that_may_be_empty_need_not_have_been_written(tmp_path: Path) -> None:
+    """A run from before there was such a column can be read; one that lacks another column cannot."""
+    path = record(tmp_path, ROWS).path
+    whole = pq.read_table(path / "requests.parquet")
+    pq.write_table(whole.drop_columns(["retry_after_s"]), path / "requests.parquet")
+    assert load_arm(path).requests["retry_after_s"].isna().all()
+    pq.write_table(whole.drop_columns(["tenant"]), path / "requests.parquet")
+    with pytest.raises(UserError, match="lacks the column tenant"):
+        load_arm(path)
+
+
 def test_tables_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     frame = tables_of(ROWS)["requests"]
     with pytest.raises(ValueError, match="tenant"):

@@ -24,6 +24,7 @@ class Prompt:
     priority: int = 0
     cached: int = 0
     num_output_tokens: int = 0
+    num_computed_tokens: int = 0
     is_prefill_chunk: bool = True
 
     @property
@@ -40,9 +41,13 @@ class Prompt:
 class Machine:
     """A patch and just enough of a scheduler: what waits, what runs, a clock that the test moves."""
 
-    def __init__(self, patch: Patch, *, step_tokens: int = 1000, **knobs: Any) -> None:
+    def __init__(
+        self, patch: Patch, *, step_tokens: int = 1000, others: tuple[str, ...] = (), **knobs: Any
+    ) -> None:
+        self.others = others
         self.now = 100.0
         self.usage = 0.0
+        self.free_blocks = 10**6
         self.waiting: list[Prompt] = []
         self.running: list[Prompt] = []
         self.probed: list[str] = []
@@ -55,7 +60,9 @@ class Machine:
             running=self.running,
             requests={},
             max_num_scheduled_tokens=step_tokens,
+            block_size=16,
             kv_cache_manager=SimpleNamespace(
+                block_pool=SimpleNamespace(get_num_free_blocks=lambda: self.free_blocks),
                 prefix_cache_lookup_enabled=lambda request: True,
                 coordinator=SimpleNamespace(find_longest_cache_hit=self._probe),
             ),
@@ -68,6 +75,10 @@ class Machine:
         return ((), min(request.cached, most), 0)
 
     # what a patch asks of its context
+
+    def beside(self, patch: str) -> bool:
+        """Those that the test names."""
+        return patch in self.others
 
     def request_info(self, request: Prompt) -> RequestInfo:
         """Its identity."""
@@ -93,6 +104,10 @@ class Machine:
     def waiting_requests(self) -> int:
         """How many wait."""
         return len(self.waiting)
+
+    def waiting_tokens(self) -> int:
+        """Tokens of those that wait."""
+        return sum(prompt.num_tokens for prompt in self.waiting)
 
     def kv_usage(self) -> float:
         """What the test says."""

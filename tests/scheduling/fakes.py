@@ -103,8 +103,9 @@ class FakeContext:
     It tells the hooks of a preemption as the adapter does: the notice first, then the new key.
     """
 
-    def __init__(self, scheduler: FakeScheduler) -> None:
+    def __init__(self, scheduler: FakeScheduler, others: tuple[str, ...] = ()) -> None:
         self.scheduler = scheduler
+        self.others = others
         self.now = 0.0
         self.hooks = Hooks()
         self.preempted: list[FakeRequest] = []
@@ -116,8 +117,8 @@ class FakeContext:
         return self.now
 
     def beside(self, patch: str) -> bool:
-        """These are alone."""
-        return False
+        """Those that the test names; alone without."""
+        return patch in self.others
 
     def request_info(self, request: FakeRequest) -> RequestInfo:
         """Its identity; no tenant."""

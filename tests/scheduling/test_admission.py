@@ -69,6 +69,20 @@ def test_what_a_level_got_long_ago_is_forgotten() -> None:
     assert state._prefills.per_s_for(0) > 1.7 * shut_out
 
 
+def test_a_slow_line_is_forgotten_once_it_is_gone() -> None:
+    """It may have stood for want of memory; that nobody stands in it any more says nothing of how fast it would go."""
+    m = machine()
+    slow = m.add(10**6, slo_s=1e6)
+    for _ in range(30):
+        m.step((slow, 50), seconds=1.0)
+    rate = m.gauges["admission_drain_tokens_per_s"]
+    assert rate() < 250
+    m.finish(slow)
+    for _ in range(30):
+        m.step(seconds=1.0)
+    assert rate() > 900
+
+
 def test_idle_time_does_not_make_it_slow() -> None:
     m = machine()
     m.now += 1000
@@ -183,10 +197,26 @@ def test_red_memory_admits_high_priorities_only() -> None:
     m = machine(kv_red_share=0.85, high_priority_rank=1)
     m.usage = 0.849
     assert refusal(m, 10, priority=2) is None
-    m.usage = 0.85
+    m.usage, m.free_blocks = 0.85, 0
+    # Nobody is known to give blocks back.
     assert refusal(m, 10, priority=2) == ("kv_red", 1)
     assert refusal(m, 10, priority=1) is None
     assert m.gauges["admission_kv_red"]() == 1
+
+
+def test_red_is_no_reason_where_blocks_come_back_in_time() -> None:
+    """And `watermark` holds who waits for them. 100 blocks a second; one prompt of 50 blocks waits."""
+    m = machine(others=("watermark",), kv_red_share=0.85, high_priority_rank=1, late_slo_factor=1.0)
+    m.usage, m.free_blocks = 0.9, 10
+    for _ in range(100):
+        ends = m.add(16)
+        ends.num_computed_tokens = 1600
+        m.finish(ends)
+        m.step(seconds=1.0)
+    m.add(800, priority=0)
+    # 50 + 60 blocks are wanted, and 10 are free.
+    assert refusal(m, 960, priority=2, slo_s=0.9) == ("kv_red", 2)
+    assert refusal(m, 960, priority=2, slo_s=1.8) is None
 
 
 def test_depth_in_seconds_and_in_requests() -> None:

@@ -1,4 +1,4 @@
-"""Guards what holds whichever scheduling patches are on: two of them, all of them, and (slowly) any of them.
+"""Guards what holds whichever patches are on: a few subsets in which every two meet, and (at night) any subset.
 
 Random traffic of three tenants with deadlines, on real Schedulers, synchronous and asynchronous, with cancellations, a
 pool that is too small, and few seats. Not here: each patch's own rules, and what the combination is worth.
@@ -6,26 +6,29 @@ pool that is too small, and few seats. Not here: each patch's own rules, and wha
 
 from __future__ import annotations
 
+import importlib
 import itertools
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from harness.engines.flags import EngineFlags
+from harness.engines.virtual.engine import VirtualEngine
+from harness.profiles import load_profile, model_dir
 from patches.catalogue import CATALOGUE
-from patches.seam import endings
+from patches.seam import endings, registry, targets
+from patches.seam.plan import resolve
+from patches.seam.seams import SEAMS
 from tests.drive import make_config, make_request, make_scheduler
-from tests.scheduling.clocked import patched, prompt, serve
+from tests.engines.traffic import LONG, SHORT, ConstantStep, request, workload
+from tests.scheduling.clocked import installed, patched, prompt, serve
+from tests.scheduling.covering import covering_subsets
 
-SCHEDULING = tuple(
-    entry.name
-    for entry in CATALOGUE
-    if entry.built and (entry.area == "scheduling" or entry.name in ("prefillbudget", "tenant", "overload"))
-)
-PAIRS = tuple(",".join(pair) for pair in itertools.combinations(SCHEDULING, 2))
+BUILT = tuple(entry.name for entry in CATALOGUE if entry.built)
 SEATS, STEP_TOKENS, BLOCKS = 5, 128, 45
 # (tenant, tier, priority, weight, milliseconds to the first token): a step takes 20 ms here.
 TENANTS = (
@@ -38,6 +41,23 @@ KNOBS: dict[str, dict[str, Any]] = {
     "qos": {"short_prompt_tokens": 200, "victim_prompt_tokens": 0, "preempt_cooldown_s": 0.1},
     "mlfq": {"level0_tokens": 64, "level1_tokens": 128, "level2_tokens": 256, "last_level_step_tokens": 64},
 }
+
+
+def clash(one: str, other: str) -> bool:
+    """Whether these two may not be enabled together."""
+    patches = registry.find(one), registry.find(other)
+    owned = {seam for seam in patches[0].seams if SEAMS[seam].exclusive} & set(patches[1].seams)
+    return bool(owned) or other in patches[0].conflicts or one in patches[1].conflicts
+
+
+SUBSETS = tuple(",".join(subset) for subset in covering_subsets(BUILT, clash))
+# Those that need a connector, which a bare Scheduler lacks, run in an engine.
+CONNECTED = frozenset(name for name in BUILT if registry.find(name).engine_flags is not None)
+
+
+def bare(subset: str) -> str:
+    """The subset without what needs a connector."""
+    return ",".join(name for name in subset.split(",") if name not in CONNECTED)
 
 
 @dataclass(frozen=True)
@@ -118,7 +138,7 @@ def check(enable: str, async_scheduling: bool, drawn: list[Asked]) -> None:
         else:
             # Only a patch ends a request otherwise, and it says why in words that the API knows.
             assert endings.parse(trace.stop_reasons[name]) is not None, trace.stop_reasons[name]
-            assert {"admission", "edf", "overload"} & set(enable.split(","))
+            assert any("expire" in registry.find(name).seams for name in enable.split(","))
     for step in trace.steps:
         assert sum(step.values()) <= STEP_TOKENS and len(step) <= SEATS
     # Nothing idles while somebody waits: a step may be empty when all that was there has just ended, or when, with
@@ -129,36 +149,99 @@ def check(enable: str, async_scheduling: bool, drawn: list[Asked]) -> None:
     assert idle <= 2 + async_scheduling
 
 
-@pytest.mark.parametrize("async_scheduling", [False, True], ids=["sync", "async"])
-@pytest.mark.parametrize("pair", PAIRS)
-@settings(max_examples=3, deadline=None, derandomize=True, database=None)
-@given(drawn=TRAFFIC)
-def test_any_two(pair: str, async_scheduling: bool, drawn: list[Asked]) -> None:
-    check(pair, async_scheduling, drawn)
+def test_every_two_patches_meet_in_each_way() -> None:
+    """Both on, either one, neither: for every two of the catalogue that may be enabled together."""
+    subsets = [set(subset.split(",")) for subset in SUBSETS]
+    for one, other in itertools.combinations(BUILT, 2):
+        ways = {(one in subset, other in subset) for subset in subsets}
+        if clash(one, other):
+            assert ways == {(True, False), (False, True), (False, False)}
+        else:
+            assert len(ways) == 4, (one, other)
 
 
 @pytest.mark.parametrize("async_scheduling", [False, True], ids=["sync", "async"])
-@settings(max_examples=30, deadline=None, derandomize=True, database=None)
+@pytest.mark.parametrize("subset", sorted({bare(subset) for subset in SUBSETS} - {""}))
+@settings(max_examples=6, deadline=None, derandomize=True, database=None)
 @given(drawn=TRAFFIC)
-def test_all(async_scheduling: bool, drawn: list[Asked]) -> None:
-    check(",".join(SCHEDULING), async_scheduling, drawn)
+def test_subsets_in_which_every_two_patches_meet(
+    subset: str, async_scheduling: bool, drawn: list[Asked]
+) -> None:
+    check(subset, async_scheduling, drawn)
+
+
+@pytest.mark.parametrize("subset", [subset for subset in SUBSETS if CONNECTED & {*subset.split(",")}])
+def test_with_a_connector_every_request_ends_too(subset: str) -> None:
+    """In a real engine, whose executor plays the workers: a pool too small, cancellations, tenants with deadlines."""
+    links = load_profile("rtxpro6000-96g-shared/llama-3.1-8b").transfers
+    traffic = [
+        request(
+            i,
+            0.03 * i,
+            prompt=(60, 300, 700)[i % 3],
+            output=12 + 5 * (i % 4),
+            tenant=(SHORT, LONG)[i % 2],
+            cancel_s=0.03 * i + 0.3 if i % 7 == 3 else None,
+            shared=(0, 256)[i % 3 > 0],
+        )
+        for i in range(40)
+    ]
+    knobs = {name: values for name, values in KNOBS.items() if name in subset.split(",")}
+    plan = resolve(subset, knobs=knobs)
+    flags = EngineFlags(max_model_len=1024, max_num_batched_tokens=256, max_num_seqs=6, **plan.engine_flags)
+    with installed(subset, knobs):
+        engine = VirtualEngine(model_dir("llama-3.1-8b"), flags, ConstantStep(), 120, links=links)
+        try:
+            pool = engine.core.scheduler.kv_cache_manager.block_pool
+            run = engine.run(workload(traffic))
+            assert pool.get_num_free_blocks() == run.usable_blocks
+        finally:
+            engine.shutdown()
+    statuses = run.tables["requests"].column("status").to_pylist()
+    assert len(statuses) == len(traffic) and {*statuses} <= {"ok", "cancelled", "rejected", "expired"}
+    assert statuses.count("ok") >= len(traffic) // 3
 
 
 @pytest.mark.slow
 @pytest.mark.nightly
 @settings(max_examples=400, deadline=None, derandomize=False, database=None)
-@given(chosen=st.sets(st.sampled_from(SCHEDULING), min_size=1), async_scheduling=st.booleans(), drawn=TRAFFIC)
+@given(chosen=st.sets(st.sampled_from(BUILT), min_size=1), async_scheduling=st.booleans(), drawn=TRAFFIC)
 def test_any_subset(chosen: set[str], async_scheduling: bool, drawn: list[Asked]) -> None:
-    check(",".join(sorted(chosen)), async_scheduling, drawn)
+    assume(chosen - CONNECTED)
+    assume(not any(clash(*pair) for pair in itertools.combinations(sorted(chosen), 2)))
+    check(bare(",".join(sorted(chosen))), async_scheduling, drawn)
 
 
-def test_undo_leaves_vllm_as_it_was() -> None:
-    from vllm.v1.core.block_pool import BlockPool
-    from vllm.v1.core.sched.scheduler import Scheduler
-    from vllm.v1.engine.async_llm import AsyncLLM
+# What Python, and vLLM with each request that is made, set anew.
+OWN_GLOBALS = {"__builtins__", "NONE_HASH"}
 
-    owners = (Scheduler, BlockPool, AsyncLLM)
-    before = [dict(vars(owner)) for owner in owners]
-    with patched(",".join(SCHEDULING)):
-        assert any(dict(vars(owner)) != was for owner, was in zip(owners, before, strict=True))
-    assert [dict(vars(owner)) for owner in owners] == before
+
+def entries_of_vllm() -> dict[tuple[str, str], Any]:
+    """What each name means in every module and class of vLLM that a seam relies on, and in their callers."""
+    files = {*targets.FILES.values(), "v1/core/sched/scheduler.py", "v1/core/block_pool.py"}
+    found: dict[tuple[str, str], Any] = {}
+    for file in sorted(files):
+        module = importlib.import_module(
+            "vllm." + file.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+        )
+        owners = [module, *(value for value in vars(module).values() if isinstance(value, type))]
+        for owner in owners:
+            if getattr(owner, "__module__", module.__name__).startswith("vllm."):
+                name = f"{module.__name__}.{getattr(owner, '__qualname__', '')}"
+                found |= {(name, key): value for key, value in vars(owner).items() if key not in OWN_GLOBALS}
+    return found
+
+
+@pytest.mark.parametrize("subset", [SUBSETS[0]], ids=["all"])
+def test_undo_leaves_vllm_as_it_was(subset: str) -> None:
+    """Every entry of every module and class concerned is the very object that it was, also after a run."""
+    check("", False, [Asked(0, 100, 0, 5, 0, None)])
+    before = entries_of_vllm()
+    # All of it, whether or not a Scheduler could be built with it here.
+    with patched(subset):
+        during = entries_of_vllm()
+    assert len([key for key, was in before.items() if during.get(key) is not was]) > 5
+    check(bare(subset), True, [Asked(0, 100, 0, 5, 0, None), Asked(1, 300, 64, 5, 2, 3)])
+    after = entries_of_vllm()
+    assert before.keys() == after.keys()
+    assert [key for key, was in before.items() if after[key] is not was] == []

@@ -21,7 +21,7 @@ from tests.engines.traffic import NS, ConstantStep, request
 from tests.scheduling.clocked import installed
 from workloads.request import Phase, Tenant, Workload
 
-ORDERING = ("wfq", "qos", "mlfq", "edf")
+ORDERING = ("wfq", "qos", "mlfq", "edf", "cacheaware")
 # Priority, weight and deadline disagree with each other, so that each order is another one.
 TENANTS = (
     Tenant("a", "gold", "chat", 1, 1, 3_000.0, True),
@@ -38,7 +38,8 @@ def digest(enable: str) -> str:
     for i in range(50):
         tenant = TENANTS[int(rng.integers(len(TENANTS)))]
         # Each customer of a tenant has a deadline of its own in effect: arrivals differ, lengths cross every level.
-        prompt = int(rng.choice([40, 200, 700, 2_500]))
+        # Within a level some are a little shorter, so that a choice by length is another one there too.
+        prompt = int(rng.choice([40, 200, 700, 2_500])) + 10 * (i % 3)
         requests.append(request(i, float(rng.uniform(0, 3)), prompt=prompt, output=12, tenant=tenant))
     load = Workload(
         name="ordering",
@@ -69,7 +70,8 @@ def test_leaving_either_out_changes_the_schedule(pair: tuple[str, str]) -> None:
 
 
 def test_the_order_of_ranks_is_one_for_all() -> None:
-    """Whatever the order on the command line: tenant, class, level, deadline."""
-    order = resolve("edf,mlfq,wfq,qos").order()
+    """Whatever the order on the command line: tenant, class, level, deadline; the choice within all that comes last."""
+    order = resolve("cacheaware,edf,mlfq,wfq,qos").order()
+    assert order["prefer"] == ("cacheaware",)
     assert order["tenant_rank"] == ("wfq",)
     assert order["request_key"] == ("qos", "mlfq", "edf")

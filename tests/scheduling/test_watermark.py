@@ -75,6 +75,38 @@ def test_whom_the_levels_hold(used: int, passing: set[str]) -> None:
     assert {name for name, one in queued.items() if b.gate(one) is None} == passing
 
 
+def test_the_last_seats_are_left_to_the_best() -> None:
+    """Of 20 seats a lower class may take 18, whatever the memory."""
+    b = bench(peak_share=0.9, reserve_deviations_ratio=0.0)
+    b.scheduler.max_num_active_reqs = 20
+    for number in range(17):
+        b.run(f"gold{number}", 16)
+    low, best = b.add("low", 16, priority=1), b.add("best", 16)
+    assert (b.gate(low), b.gate(best)) == (None, None)
+    b.run("gold17", 16)
+    assert b.gate(low) is not None
+    assert b.gate(best) is None
+
+
+def test_a_burst_of_better_ones_finds_room() -> None:
+    """Nine better ones of ten blocks run: one deviation is three of them, 30 blocks and 3 seats."""
+    b = bench(peak_share=1.0, reserve_deviations_ratio=1.0, first_output_tokens=1, short_prompt_tokens=0)
+    for number in range(9):
+        b.run(f"gold{number}", 160)
+    low, best = b.add("low", 16 * 40, priority=1), b.add("best", 16 * 40)
+    # 40 for its prompt, one for each answer's token, and the reserve.
+    for free, passes in ((82, True), (60, False)):
+        b.scheduler.free_blocks = free
+        b.end_pass({})
+        assert (b.gate(low) is None) == passes
+        assert b.gate(best) is None
+    b.scheduler.free_blocks = 500
+    for seats, passes in ((13, True), (12, False)):
+        b.scheduler.max_num_active_reqs = seats
+        b.end_pass({})
+        assert (b.gate(low) is None) == passes
+
+
 def test_prompts_that_are_being_computed_count_in_full() -> None:
     """250 blocks are used, and prompts under way will take 500 more."""
     b = bench(forecast=False)
@@ -170,6 +202,16 @@ def test_quotas_go_down_with_class_and_usage_and_bind_beside_others_only() -> No
     for one in (gold, best, lows[0]):
         b.finish(one)
     assert b.cap(lows[1], 2048) == 2048
+
+
+def test_short_prompts_have_no_quota_and_do_not_pause() -> None:
+    b = bench(quota_always=True, least_quota_tokens=10, short_prompt_tokens=2048)
+    b.run("gold", 10)
+    short, long = (b.run(f"low{n}", n, prefills=True, priority=1) for n in (2000, 3000))
+    b.scheduler.free_blocks = 1
+    b.end_pass({})
+    assert b.cap(short, 1500) == 1500
+    assert b.cap(long, 1500) < 100
 
 
 def test_without_a_shortage_ahead_there_is_no_quota() -> None:

@@ -27,6 +27,19 @@ def test_what_was_scheduled_is_charged_by_weight() -> None:
     assert policy.gauge("wfq_charged_tokens") == 202
 
 
+@pytest.mark.parametrize(("beside", "first"), [((), "b1"), (("qos",), "a1"), (("tenant",), "b1")])
+def test_beside_a_patch_that_orders_requests_tenants_are_equals_within_a_grain(
+    beside: tuple[str, ...], first: str
+) -> None:
+    """a has had 80 and b 50, of a grain of 100: exact order takes b, and within a grain the first that came."""
+    policy = Policy(beside=beside, grain_tokens=100)
+    policy.run("a", 50)
+    policy.add("a1", 10)
+    policy.add("b1", 10)
+    policy.serve(a=30)
+    assert policy.pick().request_id == first
+
+
 def test_a_knob_sets_weights_in_place_of_the_identitys() -> None:
     policy = Policy(tenant_weight={"a": 10.0})
     policy.run("a", 100, weight=1.0)

@@ -15,8 +15,8 @@ from tests.scheduling.fakes import FakeContext, FakeRequest, FakeScheduler, sche
 class TenantContext(FakeContext):
     """A FakeContext whose requests have tenants, with a real queue of tenants."""
 
-    def __init__(self, scheduler: FakeScheduler) -> None:
-        super().__init__(scheduler)
+    def __init__(self, scheduler: FakeScheduler, others: tuple[str, ...] = ()) -> None:
+        super().__init__(scheduler, others)
         self.tenants: dict[str, tuple[str, float]] = {}
         self.queue: TenantQueue
 
@@ -52,6 +52,11 @@ class TenantContext(FakeContext):
         """From the queue."""
         return self.queue.lines(most)
 
+    def tenant_rank(self, tenant: str) -> float | None:
+        """As the patch under test has it."""
+        rank = self.hooks.tenant_rank
+        return None if rank is None else rank(tenant, self.now)
+
     def rerank(self, tenant: str) -> None:
         """To the queue."""
         self.queue.rerank(tenant)
@@ -60,9 +65,9 @@ class TenantContext(FakeContext):
 class Policy:
     """The patch with requests that a test adds, admits, serves and ends; blocks and seats are plenty."""
 
-    def __init__(self, patch: Patch = wfq.PATCH, **knobs: Any) -> None:
+    def __init__(self, patch: Patch = wfq.PATCH, *, beside: tuple[str, ...] = (), **knobs: Any) -> None:
         self.scheduler = FakeScheduler(free_blocks=10_000, all_blocks=10_000)
-        self.context = TenantContext(self.scheduler)
+        self.context = TenantContext(self.scheduler, beside)
         self.hooks: Hooks = patch.build(patch.knobs(**knobs), self.context)  # type: ignore[arg-type]
         gate = self.hooks.waiting_gate
         self.context.start(self.hooks, (gate,) if gate is not None else ())

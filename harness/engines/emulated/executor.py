@@ -27,9 +27,9 @@ class EmulatedExecutor(VirtualExecutor):
         keep_async_scheduling()
         pin_engine()
         told = from_environment()
-        scheduler = self.vllm_config.scheduler_config
+        scheduler, profile = self.vllm_config.scheduler_config, told.profile()
         self._step_time = StepTimeModel(
-            told.profile(),
+            profile,
             scheduler.max_num_seqs,
             scheduler.max_num_batched_tokens,
             mixed_penalty=told.mixed_penalty,
@@ -38,7 +38,11 @@ class EmulatedExecutor(VirtualExecutor):
         self._outputs = PlannedOutputs(Path(told.outputs))
         self._conduct = Path(told.conduct)
         self.device = DeviceState(
-            clock=self._wall, step_time=self._step_time, kv_blocks=told.kv_blocks, slowdown=told.slowdown
+            clock=self._wall,
+            step_time=self._step_time,
+            kv_blocks=told.kv_blocks,
+            slowdown=told.slowdown,
+            links=profile.transfers,
         )
         super()._init_executor()
 
@@ -47,6 +51,7 @@ class EmulatedExecutor(VirtualExecutor):
 
     def shutdown(self) -> None:
         """Say how well the time was kept."""
+        super().shutdown()
         write_json(
             self._conduct,
             {

@@ -119,7 +119,7 @@ def words(spec: ServeSpec, port: int) -> list[str]:
                 f"{CPU_BLOCK_SIZE}; set block_size={CPU_BLOCK_SIZE} in every arm"
             )
         ours += [word for word in _cpu_words(spec) if _option(word) not in own]
-    flags = flag_words(spec.flags) if spec.flags is not None else []
+    flags = flag_words(spec.flags) if spec.flags is not None else _brought(spec.plan)
     _check_extra(own, {_option(word) for word in flags})
     return [sys.executable, "-P", "-m", spec.module, "serve", spec.model, *ours, *flags, *spec.extra]
 
@@ -131,9 +131,18 @@ def flag_words(flags: EngineFlags) -> list[str]:
         option = name.replace("_", "-")
         if isinstance(value, bool):
             out.append(f"--{option}" if value else f"--no-{option}")
+        elif isinstance(value, dict):
+            out.append(f"--{option}={json.dumps(value)}")
         elif value is not None:
             out.append(f"--{option}={value}")
     return out
+
+
+def _brought(plan: PatchPlan | None) -> list[str]:
+    """Words for the engine flags that a plan brings along; an arm's flags have them already."""
+    flags = plan.engine_flags if plan is not None else {}
+    said = {name: value for name, value in flags.items() if value is not None}
+    return [f"--{name.replace('_', '-')}={json.dumps(value)}" for name, value in said.items()]
 
 
 def environment(spec: ServeSpec, receipts: Path, temporary: Path) -> dict[str, str]:

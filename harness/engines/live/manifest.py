@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from harness.cache_limits import limits_of
 from harness.engines.live.client.report import ClientReport
 from harness.engines.live.prometheus import Metrics
 from harness.engines.live.verdict import Evidence
@@ -67,10 +68,29 @@ def manifest_of(
         **emulation_facts(emulation),
         "host": dict(host),
         "steps": run.telemetry.steps.num_rows,
+        **cache_bounds(run),
         "command": list(command),
         "validity": dict(validity),
         "run_facts": {"host": platform.node()},
     }
+
+
+def cache_bounds(run: Evidence) -> dict[str, Any]:
+    """How many hits were to be had; empty where the engine did not tell what it is of."""
+    blocks = run.telemetry.engines[0].get("kv_blocks") if run.telemetry.engines else None
+    if not blocks or not run.telemetry.steps.num_rows:
+        return {}
+    found = limits_of(
+        run.workload,
+        run.tables,
+        admitted=None,
+        block_tokens=run.arm.flags.block_size,
+        # One of them stands for nothing.
+        blocks=int(blocks) - 1,
+        patches=run.arm.patches,
+        tiered=run.arm.flags.offloads,
+    )
+    return {"cache_bounds": found}
 
 
 def machine_facts(machine: Machine) -> dict[str, Any]:

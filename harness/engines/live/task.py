@@ -12,11 +12,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 
 from harness.arms import Arm
+from harness.engines.live import cache_table, gpu, host, priority, receipt_check, receipts, tables, verdict
 from harness.engines.live import command as server_command
-from harness.engines.live import gpu, host, priority, receipt_check, receipts, tables, verdict
 from harness.engines.live.client import ClientReport, Drive, Options, make_target
 from harness.engines.live.client.open_loop import Progress as ClientProgress
 from harness.engines.live.manifest import manifest_of
@@ -74,6 +75,7 @@ class Driven:
     sampler: gpu.SamplerReport
     priority: str
     emulation: Mapping[str, Any] | None
+    cache: tuple[pa.Table | None, str]
 
 
 def run_task(
@@ -183,9 +185,15 @@ def _drive(
             with sampler, Scraper(server.base_url, epoch_ns, api_key=server.api_key) as scraper:
                 report = _run(ready, server, epoch_ns, progress)
                 time.sleep(_SETTLE_S)
+            cache = (
+                cache_table.fetch(server.base_url, server.api_key, epoch_ns)
+                if cache_table.PATCH in arm.patches
+                else (None, "")
+            )
             server.check()
     emulation = conduct_of(scratch) if live.emulated else None
-    return Driven(server, warm, epoch_ns, report, tuple(scraper.scrapes), sampler.stop(), first, emulation)
+    scrapes = tuple(scraper.scrapes)
+    return Driven(server, warm, epoch_ns, report, scrapes, sampler.stop(), first, emulation, cache)
 
 
 def _run(ready: Drive, server: Server, epoch_ns: int, progress: Progress) -> ClientReport:
@@ -219,6 +227,8 @@ def _start_sampler(path: Path, gpus: int) -> tuple[gpu.Sampler, int]:
 def _evidence(arm: Arm, workload: Workload, driven: Driven, everything: Telemetry) -> verdict.Evidence:
     telemetry = tables.since_start(everything)
     record, joined = tables.record_tables(workload, driven.report, telemetry)
+    if driven.cache[0] is not None:
+        record["cache"] = driven.cache[0]
     metrics = Metrics(driven.scrapes)
     left = driven.server.receipts()
     spawned = server_command.is_cpu_build()
@@ -256,6 +266,9 @@ def _notes(driven: Driven) -> list[verdict.Finding]:
                 fatal=False,
             )
         )
+    if driven.cache[1]:
+        text = f"what cachedash counted could not be had from the server ({driven.cache[1]})"
+        notes.append(verdict.Finding("cache_table", text, fatal=False))
     if driven.sampler.problem:
         notes.append(verdict.Finding("gpu_samples", driven.sampler.problem, fatal=False))
     return notes

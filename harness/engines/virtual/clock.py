@@ -15,6 +15,10 @@ _NS = 1_000_000_000
 EPOCH_S = 1_000
 
 
+# Parts of vLLM whose clocks belong to the engine. The second is the scheduler's side of KV offloading.
+_CLOCKED = ("vllm.v1", "vllm.distributed.kv_transfer.kv_connector.v1.offloading")
+
+
 class VirtualClock:
     """Integer nanoseconds since the run's start; moves only when told to.
 
@@ -84,7 +88,7 @@ def vllm_reads(clock: VirtualClock) -> Iterator[None]:
     stand_in = _TimeModule(clock)
     try:
         for name, module in sorted(sys.modules.items()):
-            if name.startswith("vllm.v1") and getattr(module, "time", None) is _real_time:
+            if name.startswith(_CLOCKED) and getattr(module, "time", None) is _real_time:
                 setattr(module, "time", stand_in)  # noqa: B010
                 replaced.append((module, "time"))
         yield

@@ -8,8 +8,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from harness import vllm_env
 from harness.engines.flags import EngineFlags
+from harness.errors import UserError
+
+_PLAYED_SPEC = "CPUOffloadingSpec"
 
 # What the process environment says while an engine is built and run.
 PINNED = {
@@ -43,6 +48,28 @@ def pinned_environment() -> Iterator[None]:
                 os.environ[name] = value
 
 
+def _kv_transfer(raw: dict[str, Any] | None) -> Any:
+    """Upstream's object for it; UserError if it is none, or asks for a tier that cannot be played."""
+    if raw is None:
+        return None
+    from vllm.config import KVTransferConfig
+
+    spec = raw.get("kv_connector_extra_config", {}).get("spec_name", _PLAYED_SPEC)
+    if spec != _PLAYED_SPEC:
+        raise UserError(
+            f"kv_transfer_config: upstream's {spec} maps host memory, which the virtual engine does not have; "
+            f"only {_PLAYED_SPEC} can be played: take spec_name out"
+        )
+    try:
+        return KVTransferConfig(**raw)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(str(part) for part in first["loc"])
+        raise UserError(
+            f"kv_transfer_config: {place} {first['msg']}; it takes the fields of vLLM's KVTransferConfig"
+        ) from None
+
+
 def engine_config(model_dir: Path, flags: EngineFlags) -> Any:
     """The `VllmConfig` of these flags; `model_dir` needs to hold no more than a config.json."""
     vllm_env.prepare()
@@ -53,6 +80,7 @@ def engine_config(model_dir: Path, flags: EngineFlags) -> Any:
     values = flags.model_dump()
     # The CPU platform insists on synchronous scheduling; a GPU defaults to asynchronous.
     async_scheduling = values.pop("async_scheduling")
+    values["kv_transfer_config"] = _kv_transfer(flags.kv_transfer_config)
     config = EngineArgs(
         model=str(model_dir),
         skip_tokenizer_init=True,

@@ -16,9 +16,11 @@ from harness.engines.virtual.clock import VirtualClock, vllm_reads
 from harness.engines.virtual.config import engine_config, pinned_environment
 from harness.engines.virtual.executor import DeviceState, StepTime, VirtualExecutor
 from harness.engines.virtual.frontend import FrontEnd
-from harness.engines.virtual.gauges import GaugeLog
+from harness.engines.virtual.gauges import GaugeLog, patch_tables
 from harness.engines.virtual.recorder import Recorder
+from harness.engines.virtual.transfers import LinkSpeeds
 from harness.errors import RunFailed
+from patches.kv.tiers import disk_io
 from patches.seam import adapter
 from workloads.request import Workload
 
@@ -37,14 +39,20 @@ class VirtualRun:
     """What a run leaves behind; real times say nothing of the result.
 
     Attributes:
+        admitted: rows of requests in the order in which they were first admitted.
+        usable_blocks: KV blocks of the pool that can hold anything.
+        starting_s: how long patches kept the engine from being ready, before its clock began.
         upstream_s: real time in vLLM's schedule and update_from_output, patches' hooks included.
         spent: where all of the real time went.
     """
 
     tables: dict[str, pa.Table]
     schedule_digest: str
+    admitted: tuple[int, ...]
+    usable_blocks: int
     steps: int
     virtual_s: float
+    starting_s: float
     wall_s: float
     upstream_s: float
     spent: Spent
@@ -60,6 +68,7 @@ class VirtualEngine:
         kv_blocks: KV blocks of the profile's GPU.
         cpu_step_us: CPU time that a step costs before the GPU may begin it.
         slowdown: multiplies every step time (for planted slowdowns and sensitivity).
+        links: how fast KV blocks move below the GPU, where the flags let them.
 
     Patches are installed by the caller, before the engine is built.
     """
@@ -72,6 +81,7 @@ class VirtualEngine:
         kv_blocks: int,
         cpu_step_us: float = 0.0,
         slowdown: float = 1.0,
+        links: LinkSpeeds | None = None,
     ) -> None:
         self._flags = flags
         self.clock = VirtualClock()
@@ -81,6 +91,7 @@ class VirtualEngine:
             kv_blocks=kv_blocks,
             cpu_step_ns=round(cpu_step_us * 1000),
             slowdown=slowdown,
+            links=links,
         )
         config = engine_config(model_dir, flags)
         from vllm.v1.engine.core import EngineCore
@@ -89,13 +100,20 @@ class VirtualEngine:
         with ExitStack() as stack:
             stack.enter_context(pinned_environment())
             stack.enter_context(vllm_reads(self.clock))
+            # Whatever its executor plays is for this engine alone.
+            stack.enter_context(disk_io.play(None))
+            # What patches compute before the engine is ready is over when the clock starts.
+            self.device.starting = True
             self.core = EngineCore(config, bound, log_stats=False)
+            self.device.starting = False
 
     def run(self, workload: Workload, progress: Progress | None = None) -> VirtualRun:
         """Serve every request to its end, or raise RunFailed if some can never be served."""
         recorder = Recorder(workload, self.device.prefill_progress)
         recorder.watch(self.core.scheduler)
         recorder.gauges = GaugeLog.of(self.core.scheduler)
+        recorder.extra_tables = lambda: patch_tables(self.core.scheduler)
+        recorder.transfers = self.core.model_executor.transfers
         self.device.on_step = recorder.on_step
         account = self.device.account = Account()
         collecting = gc.isenabled()
@@ -123,8 +141,12 @@ class VirtualEngine:
         return VirtualRun(
             tables=tables,
             schedule_digest=digest,
+            admitted=tuple(recorder.admitted),
+            # All but the one that stands for nothing.
+            usable_blocks=self.core.scheduler.kv_cache_manager.block_pool.num_gpu_blocks - 1,
             steps=recorder.steps,
             virtual_s=self.clock.now_ns / _NS,
+            starting_s=self.device.starting_ns / _NS,
             wall_s=spent.wall_s,
             upstream_s=account.scheduler_and_patches_s,
             spent=spent,

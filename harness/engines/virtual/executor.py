@@ -8,8 +8,9 @@ when it is asked to, the emulated engine's (`harness.engines.emulated`) is the r
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -17,9 +18,15 @@ from vllm.v1.executor.abstract import Executor
 from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT, ModelRunnerOutput
 
 from harness.engines.virtual.account import EXECUTOR, RECORDING, Account
+from harness.engines.virtual.transfers import Links, LinkSpeeds, Transfer
+from harness.errors import UserError
+from patches.kv.tiers import disk_io
+from patches.seam.own import is_own_id
 
 # Asynchronous scheduling may run a step or two past a request's end; nobody reads those tokens.
 _PAST_THE_END = 2
+# What requests of our own generate: one token that nobody reads.
+_OWN_TOKEN = 0
 
 
 class Clock(Protocol):
@@ -70,6 +77,8 @@ class DeviceState:
     """What the executor and the engine around it share.
 
     Attributes:
+        starting: whether the engine is being built; `starting_ns`: how long its own steps take meanwhile.
+        links: how fast KV blocks move below the GPU; None where nobody says, and then none may.
         outputs: true output of each request that has not been scheduled yet.
         live: (prompt tokens, true output and a little more) of each request that has.
         prefill_progress: tokens computed of each request whose prefill was cut into chunks and goes on.
@@ -85,6 +94,10 @@ class DeviceState:
     prefill_progress: dict[str, int] = field(default_factory=dict)
     on_step: Callable[[Any, Step], None] | None = None
     free_ns: int = 0
+    # Before there is traffic the clock stands still; what the steps take is summed up here.
+    starting: bool = False
+    starting_ns: int = 0
+    links: LinkSpeeds | None = None
     account: Account = field(default_factory=Account)
 
 
@@ -124,9 +137,31 @@ class VirtualExecutor(Executor):
 
     def _init_executor(self) -> None:
         self._pending: Any = None
+        self._transfers: Links | None = None
+        self._playing = ExitStack()
         from vllm.platforms import current_platform
 
         current_platform.update_block_size_for_backend(self.vllm_config)
+        if self.vllm_config.kv_transfer_config is not None:
+            self._play_transfers()
+
+    def _play_transfers(self) -> None:
+        """This process plays host memory and disk below the GPU: what is built after the executor finds them."""
+        links = self.device.links
+        if links is None:
+            raise UserError(
+                "this profile says nothing of its links: KV blocks cannot be offloaded without [transfers] in its "
+                "profile.toml; docs/PROFILES.md lists the fields"
+            )
+        block_bytes = sum(spec.page_size_bytes for spec in self._kv_cache_spec().values())
+        self._transfers = Links(links, self.device.clock, block_bytes)
+        disk = self._transfers.disk
+        self._playing.enter_context(disk_io.play(lambda _: disk))
+
+    @property
+    def transfers(self) -> Sequence[Transfer] | None:
+        """What moved below the GPU, grows as it does; None where nothing may."""
+        return self._transfers.log if self._transfers is not None else None
 
     # What the engine asks of its workers while it starts.
 
@@ -179,7 +214,7 @@ class VirtualExecutor(Executor):
         return
 
     def shutdown(self) -> None:
-        return
+        self._playing.close()
 
     # One step.
 
@@ -193,11 +228,20 @@ class VirtualExecutor(Executor):
         if scheduler_output.total_num_scheduled_tokens == 0:
             now = device.clock.now_ns
             self._tell(scheduler_output, Step(now, now, now, 0, 0, 0))
+            output = self._without_pass(scheduler_output)
             device.account.enter(before)
-            return _resolved(EMPTY_MODEL_RUNNER_OUTPUT) if non_block else EMPTY_MODEL_RUNNER_OUTPUT
+            return _resolved(output) if non_block else output
         self._pending = self._submit(scheduler_output)
         device.account.enter(before)
         return _RESOLVED_NONE if non_block else None
+
+    def _without_pass(self, so: Any) -> Any:
+        if self._transfers is None:
+            return EMPTY_MODEL_RUNNER_OUTPUT
+        meta = so.kv_connector_metadata
+        begin_ns = self._transfers.before_pass(meta, self.device.free_ns)
+        told = self._transfers.after_pass(meta, max(begin_ns, self.device.free_ns))
+        return ModelRunnerOutput.with_kv_conn_output_only(told)
 
     def sample_tokens(self, grammar_output: Any, non_block: bool = False) -> Any:
         future, self._pending = self._pending, None
@@ -236,8 +280,14 @@ class VirtualExecutor(Executor):
         if device.cpu_step_ns:
             clock.advance_to(scheduled_ns + device.cpu_step_ns)
         start_ns = max(clock.now_ns, device.free_ns)
+        if self._transfers is not None:
+            ready_ns = self._transfers.before_pass(so.kv_connector_metadata, device.free_ns)
+            start_ns = max(start_ns, ready_ns)
         step_us = device.step_time.step_us(prefills, n_decode, context, len(ids)) * device.slowdown
-        end_ns = device.free_ns = start_ns + round(step_us * 1000)
+        took_ns = round(step_us * 1000)
+        if device.starting:
+            device.starting_ns, took_ns = device.starting_ns + took_ns, 0
+        end_ns = device.free_ns = start_ns + took_ns
         prefill_tokens = so.total_num_scheduled_tokens - n_decode
         self._tell(so, Step(scheduled_ns, start_ns, end_ns, prefill_tokens, n_decode, len(ids)))
         output = ModelRunnerOutput(
@@ -245,6 +295,8 @@ class VirtualExecutor(Executor):
             req_id_to_index=dict(zip(ids, range(len(ids)), strict=True)),
             sampled_token_ids=sampled,
         )
+        if self._transfers is not None:
+            output.kv_connector_output = self._transfers.after_pass(so.kv_connector_metadata, end_ns)
         return _StepFuture(clock, end_ns, output)
 
     def _new_requests(self, so: Any, prefills: list[tuple[int, int]], sampled: list[list[int]]) -> None:
@@ -254,7 +306,7 @@ class VirtualExecutor(Executor):
             known = new.prefill_token_ids if new.prefill_token_ids is not None else new.prompt_token_ids
             rid, prompt = new.req_id, len(new.prompt_token_ids)
             if rid not in device.live:
-                output = self._true_output(new)
+                output = [_OWN_TOKEN] if is_own_id(rid) else self._true_output(new)
                 device.live[rid] = (prompt, output + output[-1:] * _PAST_THE_END)
             done, n = new.num_computed_tokens, tokens_of[rid]
             prefills.append((n, done))

@@ -157,10 +157,11 @@ class FrontEnd:
         del self._live[state.planned.request_id]
         if state.first_token_ns < 0:
             self._queued_tokens -= len(state.planned.prompt)
+        retry_after_s = None
         if output.finish_reason in (FinishReason.LENGTH, FinishReason.STOP):
             status, reason = "ok", ""
         elif (ending := endings.parse(output.stop_reason)) is not None:
-            status, reason = ending.status, ending.code
+            status, reason, retry_after_s = ending.status, ending.code, ending.retry_after_s
         else:
             status, reason = "failed", str(output.stop_reason or output.finish_reason)
-        self._recorder.on_end(state, status, reason, now_ns)
+        self._recorder.on_end(state, status, reason, now_ns, retry_after_s)

@@ -10,10 +10,12 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from harness.engines.virtual.clock import EPOCH_S
 from harness.schema import HELD, arrow_schema
 from patches.seam import adapter
 from patches.seam.receipt import PatchTally
 
+_EPOCH_NS = round(EPOCH_S * 1e9)
 # What a gauge said that was never asked: equal to nothing.
 _UNSEEN = object()
 # A gauge's number, and what it said last.
@@ -111,3 +113,19 @@ class GaugeLog:
                 last = self._reasons[key] = self._new(patch, HELD + reason)
             self._note(t_ns, last, float(held.get(key, 0)))
         self._held = held
+
+
+def patch_tables(scheduler: Any) -> dict[str, dict[str, list[Any]]]:
+    """The record tables that this scheduler's patches keep of their own, as columns; none where it is stock.
+
+    Patches tell times by the engine's clock; here they count from the run's start.
+    """
+    installation = adapter.active()
+    if installation is None or adapter.runtime_of(scheduler) is None:
+        return {}
+    tallies = (installation.tallies[name] for name in installation.plan.names)
+    tables = {name: dict(columns()) for tally in tallies for name, columns in tally.tables.items()}
+    for columns in tables.values():
+        if "t_ns" in columns:
+            columns["t_ns"] = [t_ns - _EPOCH_NS for t_ns in columns["t_ns"]]
+    return tables

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 from array import array
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import astuple, dataclass
 from typing import Any
 
 import numpy as np
@@ -17,8 +18,10 @@ import pyarrow.compute
 
 from harness.engines.virtual.executor import Step
 from harness.engines.virtual.gauges import GaugeLog
+from harness.engines.virtual.transfers import Transfer
 from harness.planned_columns import planned_columns
 from harness.schema import arrow_schema
+from patches.seam.own import is_own_id
 from workloads.request import PlannedRequest, Workload
 
 _NEVER = -1
@@ -42,6 +45,7 @@ class RequestState:
     lost_tokens: int = 0
     status: str = ""
     reason: str = ""
+    retry_after_s: int | None = None
 
 
 class Recorder:
@@ -61,11 +65,17 @@ class Recorder:
         self._batch_ns, self._batch_tokens = array("q"), array("q")
         self._events: list[tuple[int, str, int | None, float | None, str]] = []
         self._evicted = 0
+        # Rows in the order in which they were first admitted.
+        self.admitted = array("i")
         self.steps = 0
         self.ended = 0
         self._scheduler: Any = None
         # Of the patches that this engine has, if any.
         self.gauges: GaugeLog | None = None
+        # Tables that patches keep of their own, as columns.
+        self.extra_tables: Callable[[], Mapping[str, dict[str, list[Any]]]] = dict
+        # What moved below the GPU, where anything may.
+        self.transfers: Sequence[Transfer] | None = None
 
     # What the engine reports.
 
@@ -125,6 +135,8 @@ class Recorder:
         self._evicted = 0
 
     def _on_preempt(self, rid: str, now_ns: int) -> None:
+        if is_own_id(rid):
+            return
         state = self.states[rid]
         state.preemptions += 1
         # A prefill that was cut had computed what its chunks reached; else all but the last token.
@@ -136,8 +148,11 @@ class Recorder:
         self.event(now_ns, "preempt", state.row, float(progress))
 
     def _on_admission(self, rid: str, computed: int, prompt_tokens: int, step: Step) -> None:
+        if is_own_id(rid):
+            return
         state = self.states[rid]
         if state.scheduled_ns == _NEVER:
+            self.admitted.append(state.row)
             state.scheduled_ns = step.scheduled_ns
             state.cached_tokens = computed
             state.prompt_tokens_counted = prompt_tokens
@@ -158,11 +173,19 @@ class Recorder:
             self._batch_ns.append(now_ns)
             self._batch_tokens.append(len(rows))
 
-    def on_end(self, state: RequestState, status: str, reason: str, now_ns: int) -> None:
+    def on_end(
+        self,
+        state: RequestState,
+        status: str,
+        reason: str,
+        now_ns: int,
+        retry_after_s: int | None = None,
+    ) -> None:
         """A request ended, one way or another; the first end counts."""
         if state.status:
             return
         state.status, state.reason, state.end_ns = status, reason, now_ns
+        state.retry_after_s = retry_after_s
         self.ended += 1
         if status != "ok":
             self.event(now_ns, _EVENT_OF[status], state.row, None, reason)
@@ -180,9 +203,13 @@ class Recorder:
         return self._digest.hexdigest()
 
     def tables(self) -> dict[str, pa.Table]:
-        """All tables of the run; `gauges` only where patches have some."""
-        gauges = {} if self.gauges is None or not self.gauges else {"gauges": self.gauges.table()}
-        return gauges | {
+        """All tables of the run; `gauges` only where patches have some, `transfers` only where KV blocks may move."""
+        extra = {} if self.gauges is None or not self.gauges else {"gauges": self.gauges.table()}
+        if self.transfers is not None:
+            extra["transfers"] = self._transfer_table()
+        for name, columns in self.extra_tables().items():
+            extra[name] = pa.Table.from_pydict(columns, schema=arrow_schema(name))
+        return extra | {
             "requests": self._requests(),
             "tokens": self._tokens(),
             "steps": pa.Table.from_arrays(
@@ -225,6 +252,7 @@ class Recorder:
                     "recomputed_tokens": state.recomputed_tokens,
                     "status": state.status,
                     "reason": state.reason,
+                    "retry_after_s": state.retry_after_s,
                 }
             )
         return pa.Table.from_pylist(rows, schema=arrow_schema("requests"))
@@ -241,6 +269,15 @@ class Recorder:
         return pa.table(
             {"request": rows, "index": index, "t_ns": times},
             schema=arrow_schema("tokens"),
+        )
+
+    def _transfer_table(self) -> pa.Table:
+        names = arrow_schema("transfers").names
+        moved = [astuple(one) for one in self.transfers or ()]
+        columns = list(zip(*moved, strict=True)) if moved else [()] * len(names)
+        return pa.table(
+            {name: list(column) for name, column in zip(names, columns, strict=True)},
+            schema=arrow_schema("transfers"),
         )
 
     def _event_table(self) -> pa.Table:

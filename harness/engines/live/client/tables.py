@@ -6,6 +6,7 @@ the engine's telemetry.
 
 from __future__ import annotations
 
+from math import ceil
 from typing import Any
 
 import numpy as np
@@ -40,9 +41,15 @@ def request_table(workload: Workload, report: ClientReport) -> pa.Table:
                 "recomputed_tokens": 0,
                 "status": seen.status,
                 "reason": seen.reason,
+                "retry_after_s": _whole_seconds(seen.retry_after_s),
             }
         )
     return pa.Table.from_pylist(rows, schema=arrow_schema("requests"))
+
+
+def _whole_seconds(said_s: float | None) -> int | None:
+    """What a server said, rounded up; as long as the column can hold where it said more."""
+    return None if said_s is None else ceil(min(said_s, 2**31 - 1))
 
 
 def token_table(report: ClientReport) -> pa.Table:

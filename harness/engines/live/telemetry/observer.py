@@ -23,6 +23,7 @@ from typing import Any
 
 from harness.engines.live.telemetry import layout
 from harness.engines.live.telemetry.tape import Tape
+from patches.seam.own import is_own_id
 
 #: Where a Scheduler and its block pool keep their observer; absent on one that nobody observes.
 OBSERVER_ATTR = "patchbench_observer"
@@ -184,7 +185,7 @@ class Observer:
         """The request is about to enter the waiting queue."""
         rid = request.request_id
         # The next part of a streaming session is no new request.
-        if self.fault or rid in self._live:
+        if self.fault or rid in self._live or is_own_id(rid):
             return
         try:
             live = self._live[rid] = _Live(self._rows)

@@ -1,0 +1,400 @@
+"""The scheduler's side of the tiers: which blocks are saved, which are loaded, and for whom.
+
+vLLM calls it through the connector, the patch through its hooks. Full attention in one group of
+layers: a block is named by the hash of all tokens up to its end.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from patches.kv.tiers.cache import BlockCache
+from patches.kv.tiers.disk import DiskTier, MakeDisk
+from patches.kv.tiers.files import tenant_digest
+from patches.kv.tiers.jobs import Move, Moves
+from patches.kv.tiers.knobs import TieringKnobs
+from patches.kv.tiers.rates import Rates
+from patches.kv.tiers.recovery import Recoveries
+from patches.seam.context import Context
+
+# Blocks that wait to be saved, at most, as a multiple of the pool: what is beyond has long been overwritten.
+_CANDIDATES = 4
+# Of the host tier, what preempted requests may hold on to until they come back.
+_RESERVED_SHARE = 0.5
+
+
+@dataclass(slots=True)
+class Counts:
+    """What happened since the start, in bytes, tokens and blocks."""
+
+    d2h_bytes: int = 0
+    h2d_bytes: int = 0
+    host_hit_tokens: int = 0
+    disk_hit_tokens: int = 0
+    asked_tokens: int = 0
+    loads: int = 0
+    loads_within_step: int = 0
+    dear_loads: int = 0
+    late_saves: int = 0
+    flushed_saves: int = 0
+    patience_ended: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class _State:
+    """What is remembered of a request while it lives."""
+
+    request: Any
+    tenant: bytes
+    low: bool
+    keys: list[bytes] = field(default_factory=list)
+    local_tokens: int = 0
+    sync: bool = False
+    admitted: bool = False
+    waits_since_s: float | None = None
+    reserved: tuple[bytes, ...] = ()
+    memo: tuple[int, int, int, int] | None = None
+    found: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Freed:
+    """Blocks of a request that ended, head first, to be saved when they are about to leave the GPU."""
+
+    due: int
+    blocks: tuple[tuple[Any, Any, bytes], ...]
+    low: bool
+
+
+class TierScheduler:
+    """One engine's tiers.
+
+    Args:
+        knobs: of the patch. block_tokens: tokens in a block. block_bytes: bytes of a block, all workers.
+        make_disk: makes the tier below the host's; None for none.
+    """
+
+    def __init__(
+        self, knobs: TieringKnobs, block_tokens: int, block_bytes: int, make_disk: MakeDisk | None = None
+    ) -> None:
+        self.knobs = knobs
+        self._tokens, self._bytes = block_tokens, block_bytes
+        factor = knobs.high_keep_factor if make_disk is not None else 1.0
+        self.host = BlockCache(max(1, knobs.host_bytes // block_bytes), high_factor=factor)
+        self.rates = Rates(knobs)
+        self.disk: DiskTier | None = make_disk(self.host) if make_disk is not None else None
+        self.moves = Moves()
+        self.counts = Counts()
+        self.recoveries = Recoveries()
+        self._states: dict[str, _State] = {}
+        self._context: Context | None = None
+        self._manager: Any = None
+        self._allocated = 0
+        self._freed: deque[_Freed] = deque()
+        self._freed_blocks = 0
+        self._sync_left_s = 0.0
+        self._reserved = 0
+        self._prefetch_due_s = 0.0
+        self._prefetch_seen: tuple[Any, int] | None = None
+
+    # what the patch tells
+
+    def bind(self, context: Context) -> None:
+        """Whose requests these are, and what time it is."""
+        self._context = context
+        self._manager = context.scheduler.kv_cache_manager
+
+    @property
+    def bound(self) -> bool:
+        """Whether the patch is in force; without it nothing is saved."""
+        return self._context is not None
+
+    def on_preempt(self, request: Any) -> None:
+        """Its blocks are about to be freed: save what is not below yet, and keep it until it comes back."""
+        state = self._state(request)
+        tokens = min(request.num_computed_tokens, request.num_tokens)
+        self.recoveries.on_preempt(request.request_id, tokens)
+        self._release(state)
+        blocks = self._hashed(state)
+        held = [key for key in state.keys[: len(blocks)] if self.host.get(key) is not None]
+        self.host.pin(held)
+        places: list[tuple[Any, bytes, int]] = []
+        for block, key in zip(blocks, state.keys, strict=False):
+            if self.host.get(key) is not None:
+                continue
+            entry = self.host.add(key, state.low, must=True)
+            if entry is None:
+                break
+            self.host.pin([key])
+            held.append(key)
+            places.append((block, key, entry.slot))
+        self._save(places)
+        if self._reserved + len(held) <= _RESERVED_SHARE * self.host.slots:
+            state.reserved = tuple(held)
+            self._reserved += len(held)
+        else:
+            self.host.unpin(held)
+
+    def on_finish(self, request: Any) -> None:
+        """It ended, its blocks are about to be freed: they stay in the GPU for a while, and may be saved then."""
+        state = self._states.pop(request.request_id, None)
+        self.recoveries.forget(request.request_id)
+        if state is None:
+            return
+        self._release(state)
+        blocks = self._hashed(state)
+        if not self.knobs.save_outputs:
+            blocks = blocks[: request.num_prompt_tokens // self._tokens]
+        if not blocks:
+            return
+        ahead = self._manager.block_pool.get_num_free_blocks()
+        due = self._allocated + int(self.knobs.save_ahead_share * ahead)
+        freed = tuple((block, block.block_hash, key) for block, key in zip(blocks, state.keys, strict=False))
+        self._freed.append(_Freed(due, freed, state.low))
+        self._freed_blocks += len(freed)
+        while self._freed_blocks > _CANDIDATES * self._manager.block_pool.num_gpu_blocks:
+            self._freed_blocks -= len(self._freed.popleft().blocks)
+
+    def on_evict(self, block: Any) -> None:
+        """A block of the GPU is about to be overwritten."""
+        self.moves.overwritten(block.block_id)
+
+    def before_schedule(self, now: float) -> None:
+        """Between passes: what the disk has done, what is to be saved, put down and fetched."""
+        self._sync_left_s = self.knobs.reload_sync_ms / 1e3
+        if self.disk is not None:
+            self.disk.collect(now)
+        self._save_due()
+        if self.disk is not None:
+            self.disk.demote(self.knobs.demote_step_blocks, now)
+            self._prefetch(now)
+
+    # what vLLM asks
+
+    def match(self, request: Any, computed_tokens: int) -> tuple[int | None, bool]:
+        """Tokens that can be loaded behind `computed_tokens`, and whether beside steps; None: ask again later."""
+        if not self.bound:
+            return 0, False
+        state = self._state(request)
+        state.local_tokens = computed_tokens
+        start = computed_tokens // self._tokens
+        limit = (request.num_tokens - 1) // self._tokens
+        if limit - start < self.knobs.reload_min_blocks:
+            return 0, False
+        found = self._look_up(state, start, limit)
+        if found is None:
+            return None, False
+        if found < self.knobs.reload_min_blocks:
+            return 0, False
+        load_s = self.rates.load.seconds(found * self._bytes)
+        if load_s > self.knobs.reload_cost_ratio * self.rates.recompute_s(found * self._tokens):
+            self.counts.dear_loads += 1
+            return 0, False
+        state.sync = load_s <= self._sync_left_s
+        return found * self._tokens, not state.sync
+
+    def allocated(self, request: Any, blocks: Sequence[Any], loaded_tokens: int) -> None:
+        """The request has its blocks; `loaded_tokens` of them are to be loaded behind what the GPU had."""
+        if not self.bound:
+            return
+        assert self._context is not None
+        state = self._state(request)
+        self.recoveries.on_pick(request.request_id, state.local_tokens + loaded_tokens, self._context.clock())
+        if not state.admitted:
+            self._note_use(state)
+        self._release(state)
+        if not loaded_tokens:
+            return
+        start, count = state.local_tokens // self._tokens, loaded_tokens // self._tokens
+        keys = tuple(state.keys[start : start + count])
+        slots = tuple(self._slot(key) for key in keys)
+        self.host.pin(keys)
+        from_disk = self.disk.used(keys) if self.disk is not None else 0
+        self.counts.disk_hit_tokens += from_disk * self._tokens
+        self.counts.host_hit_tokens += (count - from_disk) * self._tokens
+        size = count * self._bytes
+        self.counts.loads += 1
+        self.rates.load.begin(size)
+        if state.sync:
+            seconds = size / self.rates.load.bytes_per_s
+            self._sync_left_s -= seconds
+            self.counts.loads_within_step += 1
+            self.recoveries.on_load_within_step(request.request_id, seconds)
+        else:
+            # Those of a load within the step are named by the step itself.
+            self._allocated += count
+        ids = tuple(block.block_id for block in blocks[start : start + count])
+        self.moves.load(Move(keys, ids, slots, request.request_id), sync=state.sync)
+
+    def scheduled(self, new_blocks: int) -> None:
+        """A pass is over; it handed out so many blocks."""
+        self._allocated += new_blocks
+        self.counts.flushed_saves += len(self.moves.flush)
+
+    def completed(self, jobs: Iterable[int]) -> None:
+        """The worker reports these as done."""
+        for _, move in self.moves.done(jobs):
+            size = len(move.keys) * self._bytes
+            if move.is_load:
+                self.counts.h2d_bytes += size
+                self.rates.load.end(size)
+                self.host.unpin(move.keys)
+            else:
+                self.counts.d2h_bytes += size
+                self.host.written(move.keys)
+
+    @property
+    def busy(self) -> bool:
+        """Whether the engine must go on stepping although nothing is scheduled."""
+        return bool(self.moves.under_way)
+
+    def reset(self) -> None:
+        """Forget all blocks: the model they belong to has changed."""
+        for state in self._states.values():
+            self._release(state)
+            state.memo = None
+        self._freed.clear()
+        self._freed_blocks = 0
+        self.host.clear()
+        if self.disk is not None:
+            self.disk.clear()
+
+    # how
+
+    def _state(self, request: Any) -> _State:
+        state = self._states.get(request.request_id)
+        if state is None:
+            assert self._context is not None
+            info = self._context.request_info(request)
+            state = _State(request, tenant_digest(info.tenant), info.priority >= self.knobs.disk_from_rank)
+            self._states[request.request_id] = state
+        hashes = request.block_hashes
+        if len(state.keys) < len(hashes):
+            state.keys += [state.tenant + bytes(one) for one in hashes[len(state.keys) :]]
+        return state
+
+    def _hashed(self, state: _State) -> list[Any]:
+        """Its blocks from the first on, as far as the GPU's cache vouches for them."""
+        out: list[Any] = []
+        for block, key in zip(
+            self._manager.get_blocks(state.request.request_id).blocks[0], state.keys, strict=False
+        ):
+            # The hash of a block, with the number of its group behind it.
+            if block.block_hash is None or block.block_hash[:-4] != key[len(state.tenant) :]:
+                break
+            out.append(block)
+        return out
+
+    def _look_up(self, state: _State, start: int, limit: int) -> int | None:
+        """Blocks behind `start` that the host tier has; None if more are on their way and worth waiting for."""
+        assert self._context is not None
+        disk_version = self.disk.cache.version if self.disk is not None else 0
+        memo = start, limit, self.host.version, disk_version
+        if memo == state.memo and state.waits_since_s is None:
+            return state.found
+        keys, end = state.keys, start
+        while end < limit and (entry := self.host.get(keys[end])) is not None and entry.ready:
+            end += 1
+        state.memo, state.found = memo, end - start
+        if end < limit and self._on_its_way(state, end, limit):
+            now = self._context.clock()
+            if state.waits_since_s is None:
+                state.waits_since_s = now
+            if now - state.waits_since_s < self.knobs.reload_patience_ms / 1e3:
+                return None
+            self.counts.patience_ended += 1
+        state.waits_since_s = None
+        return state.found
+
+    def _on_its_way(self, state: _State, at: int, limit: int) -> bool:
+        """Whether the block at this place will be in the host tier soon; fetched from the disk if that is cheaper."""
+        if self.host.get(state.keys[at]) is not None:
+            return True
+        if self.disk is None:
+            return False
+        end = at
+        while end < limit and self.disk.has(state.keys[end]) and self.host.get(state.keys[end]) is None:
+            end += 1
+        count = end - at
+        if count < self.knobs.reload_min_blocks:
+            return False
+        size = count * self._bytes
+        cost_s = self.rates.disk_read.seconds(size) + self.rates.load.seconds(size)
+        if cost_s > self.knobs.reload_cost_ratio * self.rates.recompute_s(count * self._tokens):
+            self.counts.dear_loads += 1
+            return False
+        return bool(self.disk.fetch(state.keys[at:end], state.low, must=True))
+
+    def _note_use(self, state: _State) -> None:
+        state.admitted = True
+        keys = state.keys[: state.request.num_prompt_tokens // self._tokens]
+        self.counts.asked_tokens += state.request.num_prompt_tokens
+        for key in keys:
+            self.host.seen.note(key)
+        self.host.use(keys, state.low)
+        if self.disk is not None:
+            for key in keys:
+                self.disk.cache.seen.note(key)
+
+    def _slot(self, key: bytes) -> int:
+        entry = self.host.get(key)
+        assert entry is not None and entry.ready
+        return entry.slot
+
+    def _release(self, state: _State) -> None:
+        if state.reserved:
+            self._reserved -= len(state.reserved)
+            self.host.unpin(state.reserved)
+            state.reserved = ()
+
+    def _save(self, places: Sequence[tuple[Any, bytes, int]]) -> None:
+        if places:
+            self.moves.save(
+                Move(
+                    tuple(key for _, key, _ in places),
+                    tuple(block.block_id for block, _, _ in places),
+                    tuple(slot for _, _, slot in places),
+                )
+            )
+
+    def _save_due(self) -> None:
+        """Save blocks that will soon be overwritten, heads first: a tail is worth nothing without its head."""
+        left = self.knobs.save_step_blocks
+        while self._freed and self._freed[0].due <= self._allocated and left > 0:
+            freed = self._freed.popleft()
+            self._freed_blocks -= len(freed.blocks)
+            places: list[tuple[Any, bytes, int]] = []
+            for block, block_hash, key in freed.blocks:
+                if self.host.get(key) is not None:
+                    continue
+                if block.block_hash != block_hash:
+                    self.counts.late_saves += 1
+                    break
+                entry = self.host.add(key, freed.low)
+                if entry is None:
+                    break
+                places.append((block, key, entry.slot))
+            self._save(places)
+            left -= len(places)
+
+    def _prefetch(self, now: float) -> None:
+        """Bring up from the disk what the next waiting requests will need."""
+        disk, knobs = self.disk, self.knobs
+        if disk is None or not knobs.prefetch_requests or now < self._prefetch_due_s or not len(disk.cache):
+            return
+        assert self._context is not None
+        self._prefetch_due_s = now + knobs.prefetch_every_ms / 1e3
+        cached = self._manager.block_pool.get_cached_block
+        for request in self._context.first_waiting(knobs.prefetch_requests):
+            state = self._state(request)
+            limit = (request.num_tokens - 1) // self._tokens
+            at = 0
+            while at < limit and (
+                self.host.get(state.keys[at]) is not None or cached(request.block_hashes[at], [0]) is not None
+            ):
+                at += 1
+            if at < limit and disk.has(state.keys[at]):
+                self._on_its_way(state, at, limit)

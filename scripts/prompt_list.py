@@ -1,0 +1,48 @@
+"""Write the five-phase workload's system prompts as a list for `warmup`: what the operator of these tenants would know.
+
+    .venv/bin/python scripts/prompt_list.py prompts.jsonl
+    bench run --enable warmup --set warmup.list_file=prompts.jsonl
+
+The prompts as they are before the switch; the new one is not known beforehand. The most important tenants first.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+from workloads.five_phase import phrases
+from workloads.five_phase.context import Context
+from workloads.five_phase.corpus import load_corpus
+from workloads.five_phase.tenants import TENANTS
+
+_DOMAINS = {"chat": phrases.CHAT, "completion": phrases.COMPLETION, "rag": phrases.READING}
+
+
+def system_prompts(vocab_size: int = 128_256, length_scale: float = 1.0) -> dict[str, list[int]]:
+    """Each tenant's system prompt (token ids) at the start of the run, by tenant; the same for every seed."""
+    context = Context(load_corpus(vocab_size), 0, length_scale)
+    return {
+        tenant.name: context.system_part(tenant, _DOMAINS[tenant.kind][tenant.name]).ids.tolist()
+        for tenant in sorted(TENANTS, key=lambda tenant: tenant.priority)
+    }
+
+
+def main() -> None:
+    """Write the list."""
+    parser = argparse.ArgumentParser(description="Write the five-phase workload's system prompts as a list.")
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--vocab-size", type=int, default=128_256)
+    parser.add_argument("--length-scale", type=float, default=1.0)
+    options = parser.parse_args()
+    prompts = system_prompts(options.vocab_size, options.length_scale)
+    lines = [
+        json.dumps({"name": name, "prompt_token_ids": tokens}, separators=(",", ":"))
+        for name, tokens in prompts.items()
+    ]
+    options.out.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
