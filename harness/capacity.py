@@ -235,5 +235,8 @@ def _with_table(text: str, table: dict[str, str]) -> str:
         return "\n".join([*lines, "", "[five_phase]", *rows]) + "\n"
     start = lines.index("[five_phase]") + 1
     end = next((i for i in range(start, len(lines)) if lines[i].startswith("[")), len(lines))
+    # What stands over the next table belongs to that one.
+    while end > start and lines[end - 1].startswith("#"):
+        end -= 1
     blank = [""] if end < len(lines) else []
     return "\n".join(lines[:start] + rows + blank + lines[end:]) + "\n"

@@ -62,6 +62,7 @@ def test_sections_come_verdicts_first(page: _Page) -> None:
         "cdfs",
         "attainment",
         "tenants",
+        "cache",
         "losses",
         "wins",
         "definitions",
@@ -115,7 +116,7 @@ def test_equal_records_give_equal_bytes_below_8_mb(view: RunView, text: str) -> 
 
 
 def test_ids_of_figures_do_not_depend_on_names(view: RunView) -> None:
-    by_arm = {f"{name}-{i}" for name in ("fig-ttft", "fig-fair") for i in range(len(view.arms))}
+    by_arm = {f"{name}-{i}" for name in ("fig-ttft", "fig-fair", "fig-hits") for i in range(len(view.arms))}
     by_tier = {f"fig-slack-{i}" for i in range(3)}
     assert set(html.all_figures(view)) == {"fig-load", "fig-cdf", "fig-jain"} | by_arm | by_tier
 
