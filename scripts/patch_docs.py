@@ -24,6 +24,7 @@ from patches.seam import registry  # noqa: E402
 from patches.seam.patch import AREAS, Patch  # noqa: E402
 
 FOLDER = ROOT / "docs" / "patches"
+PLAN = ROOT / "LANDING_PLAN.md"
 _AREAS = {
     "scheduling": "Scheduling",
     "kv": "KV cache",
@@ -31,7 +32,7 @@ _AREAS = {
     "pd": "Prefill/decode disaggregation",
     "fixes": "Fixes",
 }
-_NOTE = "<!-- Generated from the patch's module by scripts/patch_docs.py; edit the module instead. -->"
+_NOTE = "<!-- Generated from the patch's module and LANDING_PLAN.md by scripts/patch_docs.py; edit those instead. -->"
 
 
 def page(patch: Patch) -> str:
@@ -58,6 +59,7 @@ def page(patch: Patch) -> str:
         f"- Mechanism metric, which must move for a win to count: `{data['mechanism']}`",
         f"- Changes outputs: {'yes' if data['changes_outputs'] else 'no, only when things happen'}",
         "",
+        *_figures(data["name"]),
         "## Knobs",
         "",
         *_knobs(data),
@@ -79,6 +81,29 @@ def page(patch: Patch) -> str:
     if data["references"]:
         lines += ["", "## References", "", *(f"- {reference}" for reference in data["references"])]
     return "\n".join(lines) + "\n"
+
+
+def _figures(name: str) -> list[str]:
+    """What the landing plan says of the patch: its row, and the targets that name it; nothing for one not in it."""
+    lines = PLAN.read_text(encoding="utf-8").splitlines()
+    cells = [
+        [cell.strip() for cell in line.strip("|").split(" | ")] for line in lines if line.startswith("| ")
+    ]
+    rows = [row for row in cells if len(row) == 5 and row[1] == f"`{name}`"]
+    if not rows:
+        return []
+    targets, asked = [], False
+    for line in lines:
+        asked = line.startswith("|") and (asked or "| asked | found |" in line)
+        what = line.strip("| ").partition(":")[0]
+        if asked and re.search(rf"\b{name}\b", what) and "| asked |" not in line:
+            targets.append(line)
+    table = ["", "| against tuned, tight | asked | found |", "|---|---|---|", *targets] if targets else []
+    return [
+        f"{rows[0][3]} ({rows[0][4]}). More, and what it costs others, is in the [landing plan](../../LANDING_PLAN.md).",
+        *table,
+        "",
+    ]
 
 
 def index() -> str:
