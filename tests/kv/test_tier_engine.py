@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from vllm.v1.core import kv_cache_utils
 
 from patches.kv.tiers import copy_worker
 from tests.kv.tier_engine import (
@@ -90,7 +91,10 @@ def test_round_trips_through_the_disk_change_nothing(
     small_model: Path,  # noqa: F811
     expected: list[list[int]],
     disk_knobs: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    # As in a new process: no engine has been there before this one.
+    monkeypatch.delattr(kv_cache_utils, "NONE_HASH", raising=False)
     with tiered_engine(small_model, disk_knobs) as engine:
         assert churn(engine) == expected
         disk = tiers_of(engine).disk

@@ -19,6 +19,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import (
 )
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.config import build_offloading_config
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.worker import OffloadingConnectorWorker
+from vllm.utils.hashing import get_hash_fn_by_name
 from vllm.v1.core import kv_cache_utils
 from vllm.v1.kv_cache_interface import FullAttentionSpec, MLAAttentionSpec
 from vllm.v1.kv_offload.base import GPULoadStoreSpec
@@ -113,9 +114,12 @@ class TieringConnector(KVConnectorBase_V1, SupportsHMA):
                 )
             from patches.kv.tiers.spec import model_digest
 
+            algorithm = vllm_config.cache_config.prefix_caching_hash_algo
+            # The scheduler is made before the engine settles the root of its hashes, so what it is derived from has
+            # to do. Where that is random, files of another process are of no use, and are not found.
             facts = {
-                "root": kv_cache_utils.NONE_HASH,
-                "algorithm": vllm_config.cache_config.prefix_caching_hash_algo,
+                "root": kv_cache_utils.resolve_none_hash_seed(get_hash_fn_by_name(algorithm)),
+                "algorithm": algorithm,
             }
             folder = TierFolder(Path(knobs.disk_folder), model_digest(self._spec.config, facts), block_bytes)
             slots = _some(knobs.disk_bytes // folder.file_bytes)
