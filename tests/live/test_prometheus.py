@@ -227,6 +227,17 @@ def test_each_total_is_compared(counted: tuple[int, int, int, int, int], what: s
     assert whats(PLAIN, metrics=metrics(NOTHING, counters(*counted))) == [what]
 
 
+def test_what_a_connector_brought_is_a_hit_as_well() -> None:
+    external = (
+        "# TYPE vllm:external_prefix_cache_hits_total counter\nvllm:external_prefix_cache_hits_total {}\n"
+    )
+    for brought, what in ((3, []), (4, ["prefix_hits"])):
+        counted = metrics(
+            NOTHING + external.format(0), counters(12, 20, 5, 1, 1, stop=1) + external.format(brought)
+        )
+        assert whats(PLAIN, metrics=counted) == what
+
+
 def test_what_was_given_up_may_or_may_not_have_been_counted() -> None:
     telemetry = engine(("a", 5, "length", 0), ("b", 7, "abort", 2), ("c", 3, "length", 0))
     # c ended just as its client left

@@ -121,9 +121,11 @@ def _metrics(telemetry: Telemetry, requests: pd.DataFrame | None, metrics: Metri
         yield from _total(what, name, counted, least, most)
     # Counted as a request is admitted, whatever becomes of it.
     hits = int(seen["cached_tokens"].fillna(0).sum())
-    yield from _total(
-        "prefix_hits", "vllm:prefix_cache_hits", metrics.increase("vllm:prefix_cache_hits"), hits, hits
-    )
+    counted = metrics.increase("vllm:prefix_cache_hits")
+    if counted is not None:
+        # What a KV connector brought is a hit of the engine's, and upstream counts it apart.
+        counted += metrics.increase("vllm:external_prefix_cache_hits") or 0.0
+    yield from _total("prefix_hits", "vllm:prefix_cache_hits", counted, hits, hits)
 
 
 def _total(what: str, name: str, counted: float | None, least: int, most: int) -> Iterator[Disagreement]:
