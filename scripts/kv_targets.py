@@ -12,7 +12,6 @@ trace (2,500, 5,000 and 10,000 blocks, policies lru and slru, scan mix 0 and 1),
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import sys
 from collections.abc import Callable, Sequence
@@ -27,8 +26,9 @@ from rich.table import Table
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from harness.atomic import write_json  # noqa: E402
 from harness.cache_limits import pooled  # noqa: E402
-from harness.errors import RunFailed, UserError  # noqa: E402
+from harness.errors import UserError, told  # noqa: E402
 from harness.metrics.scope import Scope  # noqa: E402
 from harness.metrics.switch import Return, returns  # noqa: E402
 from harness.records import RunRecord, load_run, read_json  # noqa: E402
@@ -455,13 +455,13 @@ def main() -> None:
     parser.add_argument("--perf", type=Path, nargs="*", default=[], help="files of bench perf --json")
     parser.add_argument("--json", type=Path, help="also write the rows to this file")
     args = parser.parse_args()
-    try:
+    with told("kv_targets"):
+        if not (args.run / "plan.json").is_file():
+            raise UserError(f"{args.run} is no run's folder: `bench run` makes one")
         run = Run(args.run)
         if not any(run.record.arms.values()):
             raise UserError(f"{args.run} holds no finished arm yet: run the same `bench run` command again")
         found = rows(run, args.cache, args.perf)
-    except (UserError, RunFailed) as error:
-        sys.exit(f"kv_targets: {error}")
     table = Table(title=f"{args.run.name}: targets against tuned, SLO factor {run.slo_factor:g}")
     for column in ("what", "asked", "found", "95% interval", ""):
         table.add_column(column, overflow="fold")
@@ -472,7 +472,8 @@ def main() -> None:
     judged = [row for row in found if row.met is not None]
     print(f"{sum(bool(row.met) for row in judged)} of {len(judged)} met")
     if args.json:
-        args.json.write_text(json.dumps([vars(row) for row in found], indent=1) + "\n", encoding="utf-8")
+        with told("kv_targets"):
+            write_json(args.json, [vars(row) for row in found])
 
 
 if __name__ == "__main__":

@@ -10,8 +10,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 from pathlib import Path
 
+from harness.atomic import write_text
+from harness.errors import UserError, told
 from workloads.five_phase import phrases
 from workloads.five_phase.context import Context
 from workloads.five_phase.corpus import load_corpus
@@ -31,17 +34,24 @@ def system_prompts(vocab_size: int = 128_256, length_scale: float = 1.0) -> dict
 
 def main() -> None:
     """Write the list."""
+    with told("prompt_list"):
+        _write()
+
+
+def _write() -> None:
     parser = argparse.ArgumentParser(description="Write the five-phase workload's system prompts as a list.")
     parser.add_argument("out", type=Path)
     parser.add_argument("--vocab-size", type=int, default=128_256)
     parser.add_argument("--length-scale", type=float, default=1.0)
     options = parser.parse_args()
+    if not 0 < options.length_scale < math.inf:
+        raise UserError(f"--length-scale must be above 0, not {options.length_scale}")
     prompts = system_prompts(options.vocab_size, options.length_scale)
     lines = [
         json.dumps({"name": name, "prompt_token_ids": tokens}, separators=(",", ":"))
         for name, tokens in prompts.items()
     ]
-    options.out.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    write_text(options.out, "\n".join(lines) + "\n")
 
 
 if __name__ == "__main__":

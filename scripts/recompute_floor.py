@@ -15,11 +15,16 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 
+from harness.errors import UserError, told
+
 
 def floor_of(seed: Path, shared_tokens: int) -> tuple[int, int]:
-    """Tokens computed again, and those of them that had to be, of one run."""
-    events, steps = (pq.read_table(seed / f"{name}.parquet") for name in ("events", "steps"))
-    bounds = json.loads((seed / "manifest.json").read_text())["cache_bounds"]
+    """Tokens computed again, and those of them that had to be, of one run; UserError if it has no such records."""
+    try:
+        events, steps = (pq.read_table(seed / f"{name}.parquet") for name in ("events", "steps"))
+        bounds = json.loads((seed / "manifest.json").read_text(encoding="utf-8"))["cache_bounds"]
+    except (OSError, ValueError, KeyError) as error:
+        raise UserError(f"{seed}: no records of a virtual run with a prefix cache ({error})") from None
     blocks, block_tokens = int(bounds["blocks"]), int(bounds["block_tokens"])
     at_ns, used = steps["t_ns"].to_numpy(), steps["kv_usage"].to_numpy()
     again = floor = 0
@@ -48,14 +53,18 @@ def main() -> None:
         "--shared", type=int, default=144, help="tokens of a prompt that others hold as well (144)"
     )
     args = parser.parse_args()
-    for arm in args.arms:
-        again, floor = map(
-            sum, zip(*(floor_of(seed, args.shared) for seed in sorted(arm.glob("seed-*"))), strict=True)
-        )
-        share = f" ({floor / again:.1%})" if again else ""
-        print(
-            f"{arm}: {again:,} tokens computed again, of which at least {floor:,}{share} whatever is evicted"
-        )
+    with told("recompute_floor"):
+        for arm in args.arms:
+            seeds = sorted(arm.glob("seed-*"))
+            if not seeds:
+                raise UserError(
+                    f"{arm} holds no seeds: name the folder of an arm in a run, as results/RUN/tuned"
+                )
+            again, floor = map(sum, zip(*(floor_of(seed, args.shared) for seed in seeds), strict=True))
+            share = f" ({floor / again:.1%})" if again else ""
+            print(
+                f"{arm}: {again:,} tokens computed again, at least {floor:,}{share} of them whatever is evicted"
+            )
 
 
 if __name__ == "__main__":

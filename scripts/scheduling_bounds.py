@@ -43,7 +43,7 @@ from rich.table import Table
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from harness.errors import UserError  # noqa: E402
+from harness.errors import UserError, told  # noqa: E402
 from harness.metrics.derive import chunks_of, request_figures  # noqa: E402
 from harness.metrics.fairness_windows import WINDOW_NS, jain_index, shares_by_window  # noqa: E402
 from harness.plan import RunPlan, read  # noqa: E402
@@ -309,13 +309,13 @@ def main() -> None:
     parser.add_argument("run", type=Path, help="folder of a virtual run of the five phases")
     parser.add_argument("--arm", action="append", help="may be repeated; default: all arms")
     args = parser.parse_args()
-    try:
+    with told("scheduling_bounds"):
         plan = read(args.run, same_code=False)
-        names: Sequence[str] = args.arm or [arm.name for arm in plan.arms]
-        for name in names:
+        arms = [arm.name for arm in plan.arms]
+        for name in args.arm or arms:
+            if name not in arms:
+                raise UserError(f"the run has no arm {name}; it has {', '.join(arms)}")
             Console(width=150).print(table_of(args.run, plan, name))
-    except (UserError, StopIteration, OSError) as error:
-        sys.exit(f"scheduling_bounds: {error or 'no such arm'}")
 
 
 if __name__ == "__main__":

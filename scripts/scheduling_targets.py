@@ -22,7 +22,7 @@ from rich.table import Table
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from harness.errors import UserError  # noqa: E402
+from harness.errors import UserError, told  # noqa: E402
 
 TIERS = ("gold", "silver", "bronze")
 # Jitter, preemptions and the like: the phases that load the machine.
@@ -320,10 +320,8 @@ def main() -> None:
     )
     parser.add_argument("run", type=Path, help="folder of a run with the arms of scripts/scheduling.toml")
     args = parser.parse_args()
-    try:
+    with told("scheduling_targets"):
         found = rows(read(args.run))
-    except UserError as error:
-        sys.exit(f"scheduling_targets: {error}")
     table = Table(title=f"{args.run.name}: targets against tuned")
     for column in ("what", "asked", "found", ""):
         table.add_column(column, overflow="fold")

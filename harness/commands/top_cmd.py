@@ -17,6 +17,8 @@ from harness.errors import UserError
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
+    from rich.table import Table
+    from rich.text import Text
 
     from harness.cache_view import CacheView
 
@@ -24,8 +26,10 @@ PAGE = "/patchbench/cache"
 _TIMEOUT_S = 10.0
 _PREFIXES = 8
 _PLAIN_WIDTH = 140
-# Shown only where there is any.
-_RARE = ("below", "other_salt")
+_TENANT_WIDTH = 6
+# Shown only where there is so much that it is not printed as nothing: a terminal of 80 characters has room for the others.
+_RARE = ("below", "cut", "unlanded", "other_salt")
+_RARE_SHARE = 0.0005
 _MOST_BYTES = 16 << 20
 _NAMES = ("device", "below", "evicted", "cut", "unlanded", "other_salt", "never")
 
@@ -86,6 +90,8 @@ def _show_run(path: Path, console: Console) -> None:
         if bound is not None:
             rates = ", ".join(f"{key.replace('_', ' ')} {value:.1%}" for key, value in bound["all"].items())
             console.print(f"prompt tokens: {rates}", highlight=False)
+            for why in bound["estimate"]:
+                console.print(f"an estimate, no bound: {why}", highlight=False)
         console.print(_prefixes(seen))
     if not shown:
         raise UserError(f"{path}: no arm had the patch cachedash; run it with --enable cachedash,...")
@@ -182,13 +188,13 @@ def _screen(url: str, seen: CacheView, answer: dict[str, Any]) -> RenderableType
 
 
 def _table(seen: CacheView, title: str) -> RenderableType:
-    from rich.table import Table
     from rich.text import Text
 
-    table = Table(title=Text(title), title_justify="left")
+    table = _bare_table(Text(title))
     whole = seen.outcomes()
-    named = [name for name in _NAMES[1:] if whole[name] or name not in _RARE]
-    table.add_column("tenant")
+    least = _RARE_SHARE * sum(whole.values())
+    named = [name for name in _NAMES[1:] if name not in _RARE or whole[name] > least]
+    table.add_column("tenant", no_wrap=True, min_width=_TENANT_WIDTH)
     for name in ("requests", "blocks", "hit", *named, "recomputed"):
         table.add_column(name, justify="right", no_wrap=True)
     for tenant in ("", *seen.tenants):
@@ -196,6 +202,21 @@ def _table(seen: CacheView, title: str) -> RenderableType:
             Text(_safe(tenant) or "all"), *_cells(seen, tenant or None, named), end_section=not tenant
         )
     return table
+
+
+def _bare_table(title: str | Text) -> Table:
+    """Without bars: ten columns are to fit into 80 characters."""
+    from rich import box
+    from rich.table import Table
+
+    return Table(
+        title=title,
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+        collapse_padding=True,
+        pad_edge=False,
+    )
 
 
 def _cells(seen: CacheView, tenant: str | None, named: list[str]) -> list[str]:
@@ -213,10 +234,9 @@ def _cells(seen: CacheView, tenant: str | None, named: list[str]) -> list[str]:
 
 
 def _prefixes(seen: CacheView) -> RenderableType:
-    from rich.table import Table
     from rich.text import Text
 
-    table = Table(title="most asked prefixes", title_justify="left")
+    table = _bare_table("most asked prefixes")
     for name, justify in (
         ("first block", "left"),
         ("last asked by", "left"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import heapq
 import importlib
 import math
 import sys
@@ -20,6 +19,7 @@ from patches.seam.kinds import Bound, HookError
 from patches.seam.own import OWN_TENANT
 from patches.seam.queue import Key, KeyedRequestQueue, in_order
 from patches.seam.receipt import Tallies
+from patches.seam.running import AFTER_ALL, RunningOrder
 from patches.seam.tenant_queue import TenantQueue
 from patches.seam.window import Choice
 from patches.seam.worth import Worth
@@ -34,19 +34,11 @@ _SCHEDULER_MODULE = "vllm.v1.core.sched.scheduler"
 # The longest that a request may have been under way to the scheduler.
 _OLDEST_S = 60.0
 
-# How many of the worst requests are brought to the tail when a preemption is near: one victim nearly
-# always frees enough, and each that is moved gives up its place in the token budget for this step.
-_VICTIMS_AT_TAIL = 4
-
 
 def scheduler_clock() -> float:
     """Seconds on the scheduler's clock, read through its own module so that a replaced clock is seen."""
     module: Any = sys.modules.get(_SCHEDULER_MODULE) or importlib.import_module(_SCHEDULER_MODULE)
     return float(module.time.monotonic())
-
-
-# The key of requests of our own: behind any other, however many parts that has.
-_AFTER_ALL: Key = (math.inf,) * 16
 
 
 class Ticket:
@@ -140,14 +132,9 @@ class Runtime:
             scheduler.kv_holding_waiting.drop_gates()
         if self.has_key:
             # The key already carries the native priority where one applies. Under FCFS upstream
-            # preempts running[-1], which is where `arrange_running` puts the worst key.
+            # preempts running[-1], which is where `RunningOrder` puts the worst key.
             scheduler.policy = type(scheduler.policy).FCFS
-        self._pool = scheduler.kv_cache_manager.block_pool
-        groups = max(1, len(scheduler.kv_cache_config.kv_cache_groups))
-        self._groups = groups
-        self._block_size: int = scheduler.block_size
-        self._decode_tokens: int = 1 + scheduler.num_spec_tokens + scheduler.num_lookahead_tokens
-        self._decode_blocks = 1 + self._decode_tokens // self._block_size
+        self.running_order = RunningOrder(self)
 
     def make_queue(self, policy: Any) -> KeyedRequestQueue:
         """The queue that takes the place of upstream's; `policy` is what the engine was configured with."""
@@ -263,7 +250,7 @@ class Runtime:
         """The whole ordering key and when it expires: patches' parts, then arrival, then sequence."""
         ticket = self.ticket(request)
         if self.is_own(request):
-            ticket.key = _AFTER_ALL
+            ticket.key = AFTER_ALL
             return ticket.key, None
         parts, until = self.key(request, now)
         key: Key = (*parts, request.arrival_time, ticket.info.sequence)
@@ -274,7 +261,7 @@ class Runtime:
 
     def level_of(self, key: Key) -> Key:
         """What of a key is its level: all before the innermost part that is continuous, be it arrival."""
-        if self._continuous is None or key is _AFTER_ALL:
+        if self._continuous is None or key is AFTER_ALL:
             return key[:-2]
         place, level = self._continuous
         place += self._native_priority
@@ -369,7 +356,7 @@ class Runtime:
                 for hook in self.before_schedule:
                     hook(now)
         if self.has_key or self.victim_hint is not None:
-            self.arrange_running()
+            self.running_order.arrange()
         if self.injector is not None:
             self.injector.admit()
 
@@ -417,70 +404,6 @@ class Runtime:
         # look resumed, not continued.
         scheduler.prev_step_scheduled_req_ids.discard(request.request_id)
         return True
-
-    # running order
-
-    def arrange_running(self) -> None:
-        """Put `running` into the order in which it gets tokens, and the likely victims at its tail.
-
-        Decodes go first, in upstream's order, then prefill chunks by key: a key alone would let a
-        long prefill with a good key take the whole budget and stall every decode. Upstream preempts
-        from the tail, so when blocks may run short in this step the worst few by (hint, key) are
-        moved there.
-        """
-        running = self.scheduler.running
-        if len(running) < 2:
-            return
-        chunks = [request for request in running if request.is_prefill_chunk]
-        if self.has_key and len(running) * self._decode_tokens > self.scheduler.max_num_scheduled_tokens:
-            # Not even the decodes all fit: now their order matters too.
-            place = self._place_key()
-            running.sort(key=lambda r: (r.is_prefill_chunk, place(r)))
-        elif self.has_key and chunks:
-            chunks.sort(key=self._place_key())
-            if running[-len(chunks) :] != chunks:
-                running[:] = [r for r in running if not r.is_prefill_chunk] + chunks
-        if self._blocks_may_run_short(running, len(chunks)):
-            worst = heapq.nlargest(_VICTIMS_AT_TAIL, running, key=self._badness)
-            tail = set(worst)
-            running[:] = [r for r in running if r not in tail] + worst[::-1]
-
-    def _place_key(self) -> Callable[[Any], Key]:
-        """What orders running requests: their key, behind their tenant's rank as it is now if tenants have one."""
-        rank, now = self.tenant_rank, self.clock()
-        if rank is None:
-            return _key_of_ticket
-
-        def ranked(request: Any) -> Key:
-            ticket: Ticket = request.__dict__[TICKET_ATTR]
-            return (rank(ticket.info.tenant, now), *ticket.key)
-
-        return ranked
-
-    def _badness(self, request: Any) -> tuple[float, float, Key]:
-        if self.is_own(request):
-            return math.inf, math.inf, _AFTER_ALL
-        hint = self.victim_hint(request) if self.victim_hint is not None else 0.0
-        ticket, now = self.ticket(request), self.clock()
-        rank = self.tenant_rank(ticket.info.tenant, now) if self.tenant_rank is not None else 0.0
-        return hint, rank, ticket.key or self.key_of(request, now)[0]
-
-    def _blocks_may_run_short(self, running: list[Any], num_chunks: int) -> bool:
-        free = self._pool.get_num_free_blocks()
-        chunk_blocks = 0
-        if num_chunks:
-            chunk_blocks = self.scheduler.max_num_scheduled_tokens // self._block_size + num_chunks
-        # First a bound that costs nothing; only if it fails look at each request.
-        if free >= self._groups * (chunk_blocks + len(running) * self._decode_blocks):
-            return False
-        size, tokens = self._block_size, self._decode_tokens
-        growing = sum(1 for r in running if -r.num_computed_tokens % size < tokens)
-        return bool(free < self._groups * (chunk_blocks + growing * self._decode_blocks))
-
-
-def _key_of_ticket(request: Any) -> Key:
-    ticket: Ticket = request.__dict__[TICKET_ATTR]
-    return ticket.key
 
 
 def _stock_key(request: Any) -> tuple[int, float, str]:

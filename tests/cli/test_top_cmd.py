@@ -18,7 +18,7 @@ from rich.console import Console
 
 from harness.cache_view import CacheView
 from harness.cli import _run
-from harness.commands.top_cmd import PAGE, _screen
+from harness.commands.top_cmd import PAGE, _screen, _table
 from harness.records import arm_dir, write_arm
 from tests.hand_records import S, papers, plan, request, tables_of
 
@@ -124,6 +124,27 @@ def test_the_screen_obeys_no_name() -> None:
     console.print(_screen("http://x", CacheView.of_answer(answer()), answer()))
     text = console.export_text(styles=False)
     assert "\x1b[2J" not in text and "\\u001b" in text and "30.0%" in text
+
+
+def test_a_terminal_of_80_characters_shows_it_whole() -> None:
+    counts = {"device": 91_000, "below": 13_000, "evicted": 110_000, "never": 272_000, "unlanded": 3}
+    rows = [
+        ("requests", "", 5_325),
+        ("asked_blocks", "", sum(counts.values())),
+        ("recomputed_tokens", "", 1_098_293),
+    ]
+    rows += [
+        ("found_blocks" if kind in ("device", "below") else "missed_blocks", kind, n)
+        for kind, n in counts.items()
+    ]
+    frame = pd.DataFrame(
+        [(S, measure, "bronze-0", kind, "", value) for measure, kind, value in rows],
+        columns=["t_ns", "measure", "tenant", "kind", "by", "value"],
+    )
+    console = Console(record=True, color_system=None, width=80)
+    console.print(_table(CacheView.of_frames([frame]), "kv: 5 seeds"))
+    text = console.export_text()
+    assert "\u2026" not in text and "bronze-0" in text and "486,003" in text and "unlanded" not in text
 
 
 def test_a_finished_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

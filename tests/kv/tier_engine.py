@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-BLOCK_SIZE = 32
+from tests.real.conftest import BLOCK_SIZE, real_engine
+
 BLOCKS = 26
 # Two layers, keys and values, two heads of 32 numbers of four bytes, 32 tokens.
 BLOCK_BYTES = 2 * 2 * 2 * 32 * 4 * BLOCK_SIZE
@@ -25,44 +26,9 @@ EAGER = {
 @contextmanager
 def tiered_engine(model: Path, knobs: Mapping[str, Any] | None) -> Iterator[Any]:
     """vLLM's LLMEngine in this process with `tiering` and these knobs; None is vLLM as it is."""
-    from vllm import envs
-    from vllm.config import KVTransferConfig
-    from vllm.engine.arg_utils import EngineArgs
-    from vllm.v1.engine.llm_engine import LLMEngine
-
-    from patches.seam.adapter import install
-    from patches.seam.plan import resolve
-
-    envs.disable_envs_cache()
-    installation, brought = None, {}
-    if knobs is not None:
-        plan = resolve("tiering", knobs={"tiering": dict(knobs)})
-        installation = install(plan)
-        brought = {"kv_transfer_config": KVTransferConfig(**plan.engine_flags["kv_transfer_config"])}
-    engine = LLMEngine.from_engine_args(
-        EngineArgs(
-            model=str(model),
-            skip_tokenizer_init=True,
-            dtype="float32",
-            enforce_eager=True,
-            max_model_len=512,
-            max_num_seqs=8,
-            max_num_batched_tokens=256,
-            block_size=BLOCK_SIZE,
-            num_gpu_blocks_override=BLOCKS,
-            enable_prefix_caching=True,
-            kv_cache_memory_bytes=64 * 2**20,
-            disable_log_stats=True,
-            **brought,
-        ),
-        enable_multiprocessing=False,
-    )
-    try:
+    patches, own = ("tiering", {"tiering": knobs}) if knobs is not None else ("", None)
+    with real_engine(model, patches, BLOCKS, own) as engine:
         yield engine
-    finally:
-        engine.engine_core.shutdown()
-        if installation is not None:
-            installation.undo()
 
 
 def scheduler_of(engine: Any) -> Any:

@@ -41,8 +41,9 @@ def small_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def real_engine(
     model: Path, patches: str, blocks: int, knobs: Mapping[str, Mapping[str, Any]] | None = None
 ) -> Iterator[Any]:
-    """vLLM's LLMEngine in this process, with these patches installed ("" for none)."""
+    """vLLM's LLMEngine in this process, with these patches installed ("" for none) and the flags that they bring."""
     from vllm import envs
+    from vllm.config import KVTransferConfig
     from vllm.engine.arg_utils import EngineArgs
     from vllm.v1.engine.llm_engine import LLMEngine
 
@@ -50,7 +51,12 @@ def real_engine(
     from patches.seam.plan import resolve
 
     envs.disable_envs_cache()
-    installation = install(resolve(patches, knobs=knobs)) if patches else None
+    installation, brought = None, {}
+    if patches:
+        plan = resolve(patches, knobs=knobs)
+        installation = install(plan)
+        if (transfer := plan.engine_flags.get("kv_transfer_config")) is not None:
+            brought["kv_transfer_config"] = KVTransferConfig(**transfer)
     engine = LLMEngine.from_engine_args(
         EngineArgs(
             model=str(model),
@@ -66,6 +72,7 @@ def real_engine(
             # No profiling of the host memory: it depends on what else runs.
             kv_cache_memory_bytes=64 * 2**20,
             disable_log_stats=True,
+            **brought,
         ),
         enable_multiprocessing=False,
     )

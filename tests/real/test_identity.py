@@ -19,11 +19,8 @@ from patches.catalogue import CATALOGUE
 from patches.seam import adapter
 from tests.real.conftest import BLOCK_SIZE, real_engine
 
-# All but those that need an engine of their own flags, which have identity tests of their own.
 ALL = ",".join(
-    entry.name
-    for entry in CATALOGUE
-    if entry.built and entry.area in ("scheduling", "kv", "fixes") and entry.name != "tiering"
+    entry.name for entry in CATALOGUE if entry.built and entry.area in ("scheduling", "kv", "fixes")
 )
 # Without any patch that brings a queue of its own.
 CACHE = "slru,shield"
@@ -35,6 +32,7 @@ KNOBS: dict[str, dict[str, Any]] = {
     "watermark": {"short_prompt_tokens": 64},
     "ratelimit": {"burst_tokens": 64, "most_rate_tokens": 16},
     "prefillbudget": {"long_prompt_tokens": 150, "short_prefill_tokens": 16, "least_tokens": 16},
+    "tiering": {"host_bytes": 2**22, "reload_min_blocks": 1, "reload_cost_ratio": 100.0},
     "overload": {"long_prompt_tokens": 150, "long_step_least_tokens": 16},
 }
 # What this traffic must make act, or the comparison says nothing of it.

@@ -162,4 +162,4 @@ def test_the_command(tmp_path: Path) -> None:
     assert "not in this run" in done.stdout and "0 of 0 met" in done.stdout
     assert len(json.loads(out.read_text())) > 15
     bad = subprocess.run([sys.executable, str(SCRIPT), str(tmp_path / "no")], capture_output=True, text=True)
-    assert bad.returncode == 1 and len(bad.stderr.splitlines()) == 1
+    assert bad.returncode == 2 and len(bad.stderr.splitlines()) == 1

@@ -357,9 +357,9 @@ def test_rank_orders_running_prefills_and_victims_before_the_key_does() -> None:
         runtime = scheduler.__dict__[RUNTIME_ATTR]
         # Tenant a was picked twice, b once.
         assert runtime.tenant_rank("a", 0.0) == 2.0
-        place = runtime._place_key()
+        place = runtime.running_order.place_key()
         assert sorted(scheduler.running, key=place)[0].request_id == "b0"
-        assert max(scheduler.running, key=runtime._badness).request_id == "a1"
+        assert max(scheduler.running, key=runtime.running_order.badness).request_id == "a1"
     finally:
         installation.undo()
 
