@@ -64,6 +64,7 @@ class Runtime:
         self._arrivals = 0
         self._may_preempt = False
         self._native_priority = False
+        self._pool: Any = None
         # Requests that a patch ended, with the stop reason, until an update delivers it.
         self._ended: list[tuple[Any, str]] = []
         self._bind(plan, tallies)
@@ -135,6 +136,7 @@ class Runtime:
             # preempts running[-1], which is where `RunningOrder` puts the worst key.
             scheduler.policy = type(scheduler.policy).FCFS
         self.running_order = RunningOrder(self)
+        self._pool = scheduler.kv_cache_manager.block_pool
 
     def make_queue(self, policy: Any) -> KeyedRequestQueue:
         """The queue that takes the place of upstream's; `policy` is what the engine was configured with."""
@@ -167,8 +169,7 @@ class Runtime:
 
     def free_queue(self) -> Any:
         """What keeps the free blocks of the scheduler's pool; None before it is constructed."""
-        pool = getattr(self, "_pool", None)
-        return None if pool is None else pool.free_block_queue
+        return self._pool.free_block_queue if self._pool is not None else None
 
     # requests of our own
 

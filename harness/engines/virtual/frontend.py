@@ -41,6 +41,7 @@ class FrontEnd:
         self.scheduler_config = core.vllm_config.scheduler_config
         self.admission_stats = None
         self._queued_tokens = 0
+        self._rejection = ""
         for request in workload.requests:
             self._clock.at(request.intended_ns, self._counted(self._send, request))
             if request.cancel_ns is not None:
@@ -72,10 +73,11 @@ class FrontEnd:
     def _send(self, planned: PlannedRequest) -> None:
         state = self._recorder.states[planned.request_id]
         state.sent_ns = self._clock.now_ns
+        self._rejection = ""
         try:
             self._check_admission(self, 1, planned.request_id)
         except GracefulHTTPError as error:
-            reason = getattr(self, "_rejection", "") or error.message
+            reason = self._rejection or error.message
             self._recorder.on_end(state, "rejected", reason, self._clock.now_ns)
             return
         self._live[planned.request_id] = state
