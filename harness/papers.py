@@ -199,6 +199,7 @@ class Server(Paper):
     """How the server came up."""
 
     start_s: FiniteFloat
+    compute_cores: Count | None = None
 
 
 class Client(Paper):

@@ -21,7 +21,7 @@ from harness.metrics.registry import METRICS
 from harness.metrics.scope import Scope, phases_text
 from harness.metrics.validity import Reason, hits
 from harness.papers import Json
-from harness.records import HTTP_PATH, SUMMARY, RunRecord, load_run, read_plan
+from harness.records import HTTP_PATH, SUMMARY, ArmRecord, RunRecord, load_run, read_plan
 from harness.stats.bootstrap import Estimate
 from reports import live, sensitivity, unmeasured
 from reports.comparisons import compare_arms
@@ -132,10 +132,21 @@ def _run_reasons(run: RunRecord, arms: Sequence[EvaluatedArm]) -> list[Reason]:
         if len(traces) > 1:
             text = f"seed {seed}: the arms replayed different traces, so they cannot be compared"
             reasons.append(Reason("trace_mismatch", text, True))
+    cores = {arm.name: n for arm in arms for record in arm.records if (n := _compute_cores(record))}
+    if len(set(cores.values())) > 1:
+        each = ", ".join(f"{name}: {n}" for name, n in cores.items())
+        text = f"the arms' models were computed on different numbers of cores ({each}), so they cannot be compared"
+        reasons.append(Reason("unlike_cores", text, True))
     wrong = [arm.name for arm in arms if not arm.valid]
     if wrong:
         reasons.append(Reason("invalid_arms", f"not to be believed: {', '.join(wrong)}", True))
     return reasons
+
+
+def _compute_cores(record: ArmRecord) -> int | None:
+    """Of a live run on a CPU; None where vLLM did not say."""
+    found: int | None = record.manifest.get("server", {}).get("compute_cores")
+    return found
 
 
 def _arm_json(arm: EvaluatedArm) -> Json:

@@ -155,6 +155,8 @@ def test_the_environment_is_the_servers_own(
     patched = command.environment(spec, tmp_path, tmp_path)
     assert PatchPlan.from_json(patched["PATCHBENCH_PLAN"]) == plan
     assert patched["PATCHBENCH_RECEIPTS"] == str(tmp_path)
+    # the same for all arms, with a KV connector or without
+    assert stock["VLLM_CPU_NUM_OF_RESERVED_CPU"] == patched["VLLM_CPU_NUM_OF_RESERVED_CPU"] == "1"
     assert patched["VLLM_API_KEY"] == "k" and patched["VLLM_LOGGING_LEVEL"] == "DEBUG"
     assert not [word for word in command.words(spec, 1) if "key" in word]
     assert dict(os.environ) == before
@@ -190,6 +192,18 @@ def test_a_validation_error_comes_with_what_it_says(tmp_path: Path) -> None:
         server_log.cause(log)
         == "pydantic_core.ValidationError: 1 validation error Value error, too long [type=x]"
     )
+
+
+def test_cores_of_all_ranks_are_counted(tmp_path: Path) -> None:
+    log = tmp_path / "server.log"
+    log.write_text(
+        "(EngineCore pid=2) INFO 01-02 03:04:05 [x.py:1] \tlocal_rank=0, core ids=[0, 1]\n"
+        "(EngineCore pid=2) INFO 01-02 03:04:05 [x.py:1] \tlocal_rank=1, core ids=[4]\n"
+    )
+    assert server_log.compute_cores(log) == 3
+    log.write_text("(EngineCore pid=2) INFO 01-02 03:04:05 [x.py:1] on a GPU\n")
+    assert server_log.compute_cores(log) is None
+    assert server_log.compute_cores(tmp_path / "no") is None
 
 
 def test_no_log_and_a_refused_flag(tmp_path: Path) -> None:

@@ -65,6 +65,18 @@ def summary(live_run: Path) -> dict[str, Any]:
     return build_summary(live_run)
 
 
+def test_arms_computed_on_unlike_cores_are_not_compared(live_run: Path, tmp_path: Path) -> None:
+    unlike = tmp_path / "run"
+    shutil.copytree(live_run, unlike)
+    for path in unlike.glob("*/seed-*/manifest.json"):
+        manifest = json.loads(path.read_text())
+        cores = 2 if manifest["arm"] == "qos+mlfq+slru" else 1
+        write_json(path, {**manifest, "server": {"start_s": 21.4, "compute_cores": cores}})
+    (reason,) = build_summary(unlike)["reasons"]
+    assert reason["code"] == "unlike_cores"
+    assert f"stock: 1, tuned: 1, qos+mlfq+slru: 2, {AGAIN}: 1" in reason["text"]
+
+
 def test_the_pair_is_noise_and_not_judged(live_run: Path, summary: dict[str, Any]) -> None:
     assert summary["valid"]
     assert {row["arm"] for row in summary["comparisons"]} == {"tuned", "qos+mlfq+slru"}

@@ -177,6 +177,9 @@ def environment(spec: ServeSpec, receipts: Path, temporary: Path) -> dict[str, s
         env["VLLM_API_KEY"] = spec.api_key
     if is_cpu_build():
         env["VLLM_TARGET_DEVICE"] = "cpu"
+        # Left alone, vLLM 0.32.0 keeps one core free and another if there is a KV connector, or takes all if there are
+        # not so many: arms with and without a connector would compute on different numbers of cores.
+        env.setdefault("VLLM_CPU_NUM_OF_RESERVED_CPU", "1")
     _add_metadata(env)
     if spec.plan is not None and spec.plan.patches:
         env[PLAN_ENV] = spec.plan.to_json()

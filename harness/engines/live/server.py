@@ -206,6 +206,7 @@ class Server:
         return {
             "command": list(self.command),
             "start_s": round(self.start_s, 3),
+            "compute_cores": server_log.compute_cores(self.log_path),
             "roles": [one.role for one in self.processes],
             "ended": self.ended.json() if self.ended else None,
         }

@@ -7,6 +7,8 @@ import re
 from pathlib import Path
 
 _TAIL_BYTES = 128 * 1024
+_HEAD_BYTES = 1024 * 1024
+_CORES = re.compile(r"local_rank=\d+, core ids=\[([\d, ]+)\]")
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 # `(EngineCore pid=12) ERROR 01-02 03:04:05 [core.py:100] `: who, level and place, each where there is one.
 _PREFIX = re.compile(
@@ -50,6 +52,17 @@ def status(path: Path) -> str:
     """The last line, as short as a line of progress should be."""
     lines = _lines(path)
     return _PREFIX.sub("", lines[-1])[:100] if lines else "nothing in its log yet"
+
+
+def compute_cores(path: Path) -> int | None:
+    """How many cores the model is computed on, over all ranks, as vLLM's CPU platform says at its start; None if it says nothing."""
+    try:
+        with path.open("rb") as file:
+            start = file.read(_HEAD_BYTES).decode("utf-8", "replace")
+    except FileNotFoundError:
+        return None
+    found = _CORES.findall(start)
+    return sum(len(cores.split(",")) for cores in found) if found else None
 
 
 def _lines(path: Path) -> list[str]:
