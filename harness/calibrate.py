@@ -29,6 +29,7 @@ from harness.calibration_run import (
     read_records,
 )
 from harness.errors import RunFailed, UserError
+from harness.link_speeds import measured_links
 from harness.papers import Json
 from harness.profiles import Profile, load_profile
 from harness.profiles.shape import ModelShape
@@ -158,6 +159,7 @@ def _profile(
             "kv_blocks_how": "what the run's engine said; the memory is the host's",
         },
         "domain": dict(domain),
+        "transfers": measured_links(),
         "stock": stock,
         "source": {
             "project": "bench calibrate",

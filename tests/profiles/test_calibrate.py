@@ -154,6 +154,8 @@ def test_a_known_machine_is_found_again(live_run: Callable[..., Path], tmp_path:
 
     profile = load_profile(str(tmp_path / "profile"))
     assert profile.not_measured == [] and profile.measured and profile.name == "cpu/small-model"
+    links = profile.transfers
+    assert links is not None and min(links.h2d_bytes_per_s, links.disk_write_bytes_per_s) > 0
     assert profile.kv_blocks == 128 and profile.tuned == {"scheduling_policy": "priority"}
     assert EngineFlags(**profile.stock).async_scheduling is False
     model = StepTimeModel(profile)
