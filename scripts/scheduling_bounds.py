@@ -10,11 +10,19 @@ are R L decodes and P L prefill tokens in a step of L seconds, so no order of th
 comes waits for the rest of the step under way (a part of L, uniform), for the next one (L: it is scheduled
 already where scheduling is asynchronous) and for its own: the decodes of a mean step, and its own uncached tokens
 at what they add. Assumes that all steps are equally long, that nobody waits for a seat or for blocks, and that all other
-prefill steps aside in its own step. Serving less would make it smaller.
+prefill steps aside in its own step. Serving less would make it smaller. With bursts: short ones that come while another
+one's tokens are computed wait for these or make it wait, one server for all of them, in the best order; the decodes
+count once for a burst. In each stretch in which that server is never idle the fewest that must be late for a limit follow
+from Moore's rule, as if all were there from its start.
 
 Jain. In each 5 s window that counts, what was decoded is left as it was; the prefill tokens of the
 backlogged tenants are dealt out anew so that service over weight is as equal as it can be (water filling).
-Assumes that a prompt can be prefilled in any number of parts at no cost, in blocks or in time.
+Divided: a prompt can be prefilled in any number of parts at no cost, in blocks or in time. Whole: what was
+computed of a prompt with 2,048 uncached tokens or more in the window goes to one tenant, whichever makes it most equal,
+and only the rest is divided: as many documents at a time as there were, each window by itself and in hindsight.
+Share: an equal share of the same service, tokens a second for each unit of weight. A tenant that is held to it in every
+window needs a prompt's uncached length over its share for the prefill alone, so a prompt longer than share times
+promise cannot be both fair in each window and in time.
 
 Share. A tenant's offered tokens a second against its max-min share by weight of the service that all got.
 Above 1 its own line grows: who comes at second t of the phase waits for `(ratio - 1) t`. Assumes that the phase
@@ -24,19 +32,25 @@ Goodput. Requests are taken cheapest first, each at the least it can cost: its u
 steps without decodes, and for each output token its part of a step of as many decodes as seats and memory
 allow; and again by memory, blocks times the time of its output at one decode a step. The less of the two. Assumes
 that a request that is in time needs nothing beyond that, and that the cache hits as often as in the run.
+
+Waits. The uncached prefill that the arm did by each moment, in the time in which it did it, and any order of the same
+requests: by Moore's rule the fewest that must be beyond a limit, and so the least limit that 99% of the phase's can keep.
+All others get their first token when they did. Once with the promises that the arm kept still kept (those
+in time stay in time), and once without any. Where more comes than is served somebody waits for the whole line, and whoever
+is served in time beside it makes that longer. For E2E what passed after the first token is left as it was.
+
+Seats. Each tenant of the tier by itself, first come, first served, on its share of the seats by weight, and on what would
+be its max-min share if it always wanted more and the others what they used on the mean; each request for as
+long as it held its seat in the run, and then its prefill as it was. So it is what a tenant's own bursts cost it as
+long as nobody gives up more of a share than is lent.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-import numpy.typing as npt
-import pandas as pd
 from rich.console import Console
 from rich.table import Table
 
@@ -44,261 +58,79 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from harness.errors import UserError, told  # noqa: E402
-from harness.metrics.derive import chunks_of, request_figures  # noqa: E402
-from harness.metrics.fairness_windows import WINDOW_NS, jain_index, shares_by_window  # noqa: E402
 from harness.plan import RunPlan, read  # noqa: E402
-from harness.profiles.model import StepTimeModel  # noqa: E402
-from harness.stats.blocks import Window  # noqa: E402
+from scripts.bounds.figures import goodput_rps, jain, over_their_share, short_ttft_ms  # noqa: E402
+from scripts.bounds.records import Machine, Seed, load  # noqa: E402
+from scripts.bounds.seats import seat_wait_ms  # noqa: E402
+from scripts.bounds.waits import Wait, wait_ms  # noqa: E402
 
-Floats = npt.NDArray[np.float64]
-PHASE_S = 60.0
 PHASES = (1, 2, 3, 4, 5)
 
 
-# the arithmetic
-
-
-def percentile(values: Floats, percent: float) -> float:
-    """Nearest rank."""
-    return float(np.sort(values)[max(0, int(np.ceil(percent / 100 * len(values))) - 1)])
-
-
-def ttft_p99_s(step_s: float, rest_s: float, price_s: float, uncached: Floats, steps_before: int) -> float:
-    """p99 over requests and moments of arrival of `U L + steps_before L + rest + price u`."""
-    moments = (np.arange(200) + 0.5) / 200
-    own = rest_s + price_s * uncached
-    return percentile((moments[:, None] * step_s + steps_before * step_s + own[None, :]).ravel(), 99)
-
-
-def water_fill(fixed: Floats, weight: Floats, amount: float) -> Floats:
-    """`fixed` raised to one level with `amount`, of which a unit of level takes `weight`."""
-    if amount <= 0:
-        return fixed
-    order = np.argsort(fixed, kind="stable")
-    level, used, filled = float(fixed[order[0]]), 0.0, 0.0
-    for index in order:
-        need = (float(fixed[index]) - level) * used
-        if filled + need >= amount:
-            break
-        filled, level = filled + need, float(fixed[index])
-        used += float(weight[index])
-    return np.maximum(fixed, level + (amount - filled) / used)
-
-
-def max_min(offered: Floats, weight: Floats, capacity: float) -> Floats:
-    """Each gets what it asks for, or a share by weight of what those who ask for less leave."""
-    got, open_ = np.zeros(len(offered)), np.ones(len(offered), dtype=bool)
-    left = capacity
-    while open_.any():
-        share = left * weight / weight[open_].sum()
-        content = open_ & (offered <= share)
-        if not content.any():
-            got[open_] = share[open_]
-            break
-        got[content] = offered[content]
-        left -= float(offered[content].sum())
-        open_ &= ~content
-    return got
-
-
-def most_served(costs: Floats, budget: float) -> float:
-    """How many fit, the cheapest first, the last one in part."""
-    total = np.cumsum(np.sort(costs))
-    whole = int(np.searchsorted(total, budget, side="right"))
-    if whole == len(costs):
-        return float(whole)
-    before = float(total[whole - 1]) if whole else 0.0
-    return whole + (budget - before) / float(total[whole] - before)
-
-
-# a run
-
-
-@dataclass(frozen=True)
-class Seed:
-    """The records of one seed, with the figures of its requests."""
-
-    requests: pd.DataFrame
-    tokens: pd.DataFrame
-    steps: pd.DataFrame
-
-
-class Machine:
-    """Step times of the profile under an arm's limits."""
-
-    def __init__(self, plan: RunPlan, arm: str) -> None:
-        profile, flags = plan.step_profile, plan.arm(arm).flags
-        self.seats = int(flags.max_num_seqs)
-        self.blocks, self.block_size = profile.kv_blocks, profile.block_size
-        self.chunk = int(flags.max_num_batched_tokens)
-        self.steps_before = 1 if flags.async_scheduling else 0
-        self._model = StepTimeModel(profile, self.seats, self.chunk)
-
-    def rest_s(self, decodes: float, context: float) -> float:
-        """A step of so many decodes (between whole numbers by the straight line) and nothing else."""
-        low = max(1, int(decodes))
-        ends = [self._model.step_us([], n, int(n * context), n) / 1e6 for n in (low, low + 1)]
-        return ends[0] + (ends[1] - ends[0]) * max(0.0, decodes - low)
-
-    def price_s(self, decodes: float, context: float, tokens: float) -> float:
-        """What a prefill token adds to such a step, where there are so many."""
-        n, tokens = max(1, int(decodes)), max(64, int(tokens))
-        with_it = self._model.step_us([(tokens, 0)], n, int(n * context), n + 1) / 1e6
-        return max(0.0, with_it - self.rest_s(n, context)) / tokens
-
-    def least_prefill_s(self) -> float:
-        """A prefill token in full steps without decodes."""
-        return self._model.step_us([(self.chunk, 0)], 0, 0, 1) / 1e6 / self.chunk
-
-
-def load(run: Path, arm: str) -> list[Seed]:
-    """All seeds of an arm; UserError where there is none."""
-    folders = sorted((run / arm).glob("seed-*"))
-    if not folders:
-        raise UserError(f"{run} has no records of an arm {arm}")
-    seeds = []
-    for folder in folders:
-        requests, tokens, steps = (
-            pd.read_parquet(folder / f"{t}.parquet") for t in ("requests", "tokens", "steps")
-        )
-        for name, values in request_figures(requests, chunks_of(tokens)).items():
-            requests[name] = values
-        seeds.append(Seed(requests, tokens, steps))
-    return seeds
-
-
-def _phase(frame: pd.DataFrame, phase: int) -> pd.DataFrame:
-    return frame[frame["phase"] == phase]
-
-
-def _window_ns(requests: pd.DataFrame, phase: int) -> tuple[int, int]:
-    begin = (phase - 1) * int(PHASE_S * 1e9)
-    return begin, begin + int(PHASE_S * 1e9)
-
-
-def short_ttft_ms(machine: Machine, seeds: Sequence[Seed], phase: int) -> tuple[float, float]:
-    """p99 as found, and the bound."""
-    short = pd.concat([r[r["short"]] for r in (_phase(s.requests, phase) for s in seeds)])
-    steps = pd.concat([_steps_in(s, phase) for s in seeds])
-    context = _mean_context(seeds, phase)
-    found = short["ttft_ms"].dropna().to_numpy(np.float64)
-    uncached = (short["prompt_tokens"] - short["cached_tokens"]).dropna().to_numpy(np.float64)
-    running = float(steps["decode_tokens"].mean())
-    step_s = float((steps["end_ns"] - steps["start_ns"]).mean()) / 1e9
-    rest_s = min(step_s, machine.rest_s(running, context))
-    price_s = machine.price_s(running, context, float(uncached.mean()))
-    least = ttft_p99_s(step_s, rest_s, price_s, uncached, machine.steps_before)
-    return percentile(found, 99), 1e3 * least
-
-
-def _steps_in(seed: Seed, phase: int) -> pd.DataFrame:
-    begin, end = _window_ns(seed.requests, phase)
-    return seed.steps[(seed.steps["start_ns"] >= begin) & (seed.steps["start_ns"] < end)]
-
-
-def _mean_context(seeds: Sequence[Seed], phase: int) -> float:
-    """Tokens before a decode, the mean over output tokens."""
-    every = pd.concat([_phase(s.requests, phase) for s in seeds])
-    output = every["output_tokens"].to_numpy(np.float64)
-    context = every["prompt_tokens"].to_numpy(np.float64) + output / 2
-    return float((context * output).sum() / max(1.0, output.sum()))
-
-
-def jain(seeds: Sequence[Seed], phase: int) -> tuple[float, float] | None:
-    """The mean index as found and the bound; None where no window counts."""
-    found, best = [], []
-    for seed in seeds:
-        requests, chunks = seed.requests, chunks_of(seed.tokens)
-        names = sorted(requests["tenant"].unique())
-        who = requests["tenant"].map({name: i for i, name in enumerate(names)}).to_numpy(np.int64)
-        begin, end = _window_ns(requests, phase)
-        shares = shares_by_window(requests, chunks, who, len(names), [Window(phase, begin, end)])
-        weight = np.ones(len(names))
-        weight[who] = requests["weight"].to_numpy(np.float64)
-        for i, start in enumerate(shares.starts_ns):
-            some = shares.backlogged[:, i]
-            if some.sum() < 2:
-                continue
-            inside = (chunks.t_ns >= start) & (chunks.t_ns < start + WINDOW_NS)
-            decoded = (
-                np.bincount(who[chunks.request[inside]], chunks.tokens[inside], minlength=len(names)) / weight
-            )
-            prefill = float(((shares.service[:, i] - decoded) * weight)[some].sum())
-            found.append(jain_index(shares.service[some, i]))
-            best.append(jain_index(water_fill(decoded[some], weight[some], max(0.0, prefill))))
-    return (float(np.mean(found)), float(np.mean(best))) if found else None
-
-
-def over_their_share(seeds: Sequence[Seed], phase: int) -> dict[str, float]:
-    """Tenants whose offered work is above their share, and how many times."""
-    every = pd.concat([_phase(s.requests, phase) for s in seeds])
-    work = _work(every)
-    names = sorted(every["tenant"].unique())
-    offered = np.array([work["tokens"][every["tenant"] == name].sum() for name in names])
-    weight = np.array([float(every["weight"][every["tenant"] == name].iloc[0]) for name in names])
-    steps = pd.concat([_steps_in(s, phase) for s in seeds])
-    got = max_min(offered, weight, float((steps["prefill_tokens"] + steps["decode_tokens"]).sum()))
-    return {name: o / g for name, o, g in zip(names, offered, got, strict=True) if o > 1.001 * g}
-
-
-def _work(requests: pd.DataFrame) -> pd.DataFrame:
-    """Uncached prompt and output tokens of each request; of the unserved by the hits of their tenant's others."""
-    prompt = requests["prompt_tokens"].astype(float)
-    missed = (prompt - requests["cached_tokens"]) / prompt
-    missed = missed.fillna(missed.groupby(requests["tenant"]).transform("mean")).fillna(1.0)
-    cut = requests["status"] == "cancelled"
-    output = requests["output_tokens_planned"].where(~cut, requests["output_tokens"]).astype(float)
-    return pd.DataFrame({"uncached": prompt * missed, "output": output, "tokens": prompt * missed + output})
-
-
-def goodput_rps(machine: Machine, seeds: Sequence[Seed], phase: int) -> tuple[float, float, str]:
-    """As found, the bound, and which of the two resources sets it."""
-    every = pd.concat([_phase(s.requests, phase) for s in seeds])
-    work, seconds = _work(every), PHASE_S * len(seeds)
-    uncached, output = work["uncached"].to_numpy(np.float64), work["output"].to_numpy(np.float64)
-    held = every["prompt_tokens"].to_numpy(np.float64) + output
-    context = float(held.mean())
-    seats = min(machine.seats, machine.blocks * machine.block_size / context)
-    token_s = machine.rest_s(seats, context) / seats
-    by_time = most_served(uncached * machine.least_prefill_s() + output * token_s, seconds)
-    blocks_s = np.ceil(held / machine.block_size) * output * machine.rest_s(1, context)
-    by_memory = most_served(blocks_s, machine.blocks * seconds)
-    which = "time" if by_time <= by_memory else "memory"
-    if min(by_time, by_memory) >= len(every):
-        which = "offered"
-    return float(every["met"].sum()) / seconds, min(by_time, by_memory) / seconds, which
-
-
-def table_of(run: Path, plan: RunPlan, arm: str) -> Table:
-    """One arm's figures and bounds, a row a phase."""
-    machine, seeds = Machine(plan, arm), load(run, arm)
-    table = Table(title=f"{run.name}, {arm}: found, and what bounds it")
+def table_of(title: str, machine: Machine, seeds: list[Seed]) -> Table:
+    """Latency of the short, fairness and goodput, and what bounds them; a row a phase."""
+    table = Table(title=f"{title}: found, and what bounds it")
     for column in (
         "phase",
         "short TTFT p99 ms",
         "at least",
+        "with bursts",
         "Jain",
-        "at most",
+        "whole, at most",
+        "divided",
+        "share tok/s",
         "goodput req/s",
         "at most",
         "work over its share",
     ):
         table.add_column(column, justify="right")
     for phase in PHASES:
-        ttft, least = short_ttft_ms(machine, seeds, phase)
+        ttft = short_ttft_ms(machine, seeds, phase)
         fair = jain(seeds, phase)
         served, most, which = goodput_rps(machine, seeds, phase)
         over = ", ".join(f"{name} {ratio:.2f}" for name, ratio in over_their_share(seeds, phase).items())
         table.add_row(
             str(phase),
-            f"{ttft:.0f}",
-            f"{least:.0f}",
-            *((f"{fair[0]:.3f}", f"{fair[1]:.3f}") if fair else ("-", "-")),
+            *(f"{value:.0f}" for value in (ttft.found, ttft.alone, ttft.bursts)),
+            *((f"{v:.3f}" for v in (fair.found, fair.whole, fair.divided)) if fair else ("-",) * 3),
+            f"{fair.share_per_s:.0f}" if fair else "-",
             f"{served:.2f}",
             f"{most:.2f} ({which})",
             over,
         )
     return table
+
+
+def waits_of(title: str, machine: Machine, seeds: list[Seed]) -> Table:
+    """Tails of waits in the phases that load the machine; seconds."""
+    table = Table(title=f"{title}: waits, p99 in seconds: found, with its promises kept, in any order")
+    for column in (
+        "phase",
+        "TTFT of all",
+        "in time",
+        "bronze E2E",
+        "in time",
+        "silver TTFT: found, own seats, lent",
+    ):
+        table.add_column(column, justify="right")
+    for phase in (3, 4, 5):
+        cells = [str(phase)]
+        for metric, tier in (("ttft_ms", ""), ("e2e_ms", "bronze")):
+            cells += _cells(wait_ms(seeds, phase, metric, tier))
+        seat = seat_wait_ms(machine, seeds, phase, "silver")
+        cells.append(_seconds(seat.found, seat.own, seat.lent) if seat else "-")
+        table.add_row(*cells)
+    return table
+
+
+def _cells(wait: Wait | None) -> list[str]:
+    if wait is None:
+        return ["-", "-"]
+    return [_seconds(wait.found, wait.promised, wait.any_order), f"{wait.kept_share:.2f}"]
+
+
+def _seconds(*values_ms: float) -> str:
+    return ", ".join(f"{ms / 1e3:.1f}" if ms >= 1e4 else f"{ms / 1e3:.2f}" for ms in values_ms)
 
 
 def main() -> None:
@@ -310,12 +142,16 @@ def main() -> None:
     parser.add_argument("--arm", action="append", help="may be repeated; default: all arms")
     args = parser.parse_args()
     with told("scheduling_bounds"):
-        plan = read(args.run, same_code=False)
+        plan: RunPlan = read(args.run, same_code=False)
         arms = [arm.name for arm in plan.arms]
         for name in args.arm or arms:
             if name not in arms:
                 raise UserError(f"the run has no arm {name}; it has {', '.join(arms)}")
-            Console(width=150).print(table_of(args.run, plan, name))
+            seeds, title = load(args.run, name), f"{args.run.name}, {name}"
+            console = Console(width=150)
+            machine = Machine(plan, name)
+            console.print(table_of(title, machine, seeds))
+            console.print(waits_of(title, machine, seeds))
 
 
 if __name__ == "__main__":

@@ -2,7 +2,9 @@
 
     bench run --profile rich --arms scripts/scheduling.toml --phase all --seeds 5 --out results/scheduling-rich
     python scripts/scheduling_targets.py results/scheduling-rich
+    python scripts/scheduling_targets.py results/scheduling-ends --arms
 
+With `--arms` it prints an arm a row instead, for any run: the figures of which one is had at the cost of another.
 Milliseconds of a target are those of a data-centre GPU; they are multiplied by the profile's SLO factor.
 """
 
@@ -303,6 +305,44 @@ def _tier_change(f: Figures, name: str, metric: str, phase: str, tier: str) -> f
     return None if now is None or not then else 100 * (now / then - 1)
 
 
+def arms_table(f: Figures, title: str) -> Table:
+    """An arm a row: tails, promises kept, preemptions and fairness, of which one is had at the cost of another."""
+    table = Table(title=title)
+    for column in (
+        "arm",
+        "short TTFT p99 4, 5 ms",
+        "TTFT p99 4, 5 s",
+        "in time 4: g s b",
+        "in time 5: g s b",
+        "bronze E2E p99 4 s",
+        "preempted 4-5",
+        "refused 5 %",
+        "Jain 3, 5",
+    ):
+        table.add_column(column, justify="left" if column == "arm" else "right")
+    for arm in f.summary["arms"]:
+        name = arm["name"]
+        met = [
+            " ".join(_show(f.value(name, "slo_attainment", phase, tier), "{:.2f}") for tier in TIERS)
+            for phase in BUSY
+        ]
+        table.add_row(
+            name,
+            ", ".join(_show(f.value(name, "short_ttft_ms_p99", phase), "{:.0f}") for phase in BUSY),
+            ", ".join(_show(f.value(name, "ttft_ms_p99", phase), "{:.1f}", 1e-3) for phase in BUSY),
+            *met,
+            _show(f.value(name, "e2e_ms_p99", "4", "bronze"), "{:.1f}", 1e-3),
+            f"{_sum(f, name, 'preemptions'):.0f}",
+            _show(_refused(f, name, "5"), "{:.1f}"),
+            ", ".join(_show(f.value(name, "jain_index", phase), "{:.2f}") for phase in ("3", "5")),
+        )
+    return table
+
+
+def _show(value: float | None, how: str, factor: float = 1.0) -> str:
+    return "-" if value is None else how.format(value * factor)
+
+
 def read(run: Path) -> Figures:
     """A finished run; UserError where there is no summary."""
     try:
@@ -319,9 +359,14 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("run", type=Path, help="folder of a run with the arms of scripts/scheduling.toml")
+    parser.add_argument("--arms", action="store_true", help="print an arm a row, whatever arms there are")
     args = parser.parse_args()
     with told("scheduling_targets"):
-        found = rows(read(args.run))
+        figures = read(args.run)
+        if args.arms:
+            Console(width=150).print(arms_table(figures, args.run.name))
+            return
+        found = rows(figures)
     table = Table(title=f"{args.run.name}: targets against tuned")
     for column in ("what", "asked", "found", ""):
         table.add_column(column, overflow="fold")

@@ -45,7 +45,7 @@ the tightest target of those that came lately, or the misses `enter_miss_share`;
   late closes the worse levels for `tier_hold_s`, and is refused itself only when none of those was let in for so long
   and none has a prompt left to compute;
 - a waiting request that has not started and could not meet its target even if it began now, at the best pace seen, is
-  refused, with a Retry-After, while its client can still go elsewhere;
+  refused, with a Retry-After, while its client can still go elsewhere; so is, as an overload begins, what was so before;
 - whoever is below its floor is let in all the same, if its prompt by itself could be in time: `floor_share` of its
   weight's part of the work admitted lately.
 
@@ -153,6 +153,8 @@ class _Overload:
         self._long_slo = Tightest(knobs.floor_horizon_s)
         self._due: dict[str, Due] = {}
         self._late_at = Alarms()
+        # Waiting and late: refused in an overload, and otherwise as soon as one begins.
+        self._late_waiting: dict[str, Due] = {}
         self._refused: dict[str, str] = {}
         self._long = LongPrefills(knobs, context, self._prefills)
         # A burst that is let in takes the memory that others need, unless something keeps blocks for them.
@@ -228,17 +230,27 @@ class _Overload:
                 continue
             due.late = True
             self._late += 1
-            if self.load.overloaded and not owed.started:
-                self._hopeless += 1
-                self.load.count(owed.level, True, now)
-                self._refuse(request_id, self.load.backlog_s())
-            else:
+            if not owed.started:
+                self._late_waiting[request_id] = due
+            if owed.started or not self.load.overloaded:
                 self._context.rekey(due.request)
+        if self.load.overloaded and self._late_waiting:
+            self._give_up_late(now)
         if not self._refused:
             return []
         out = list(self._refused.items())
         self._refused.clear()
         return out
+
+    def _give_up_late(self, now: float) -> None:
+        """Refuse what is late and has not started."""
+        for request_id, due in self._late_waiting.items():
+            owed = self._prefills.of(request_id)
+            if due.late and owed is not None and not owed.started:
+                self._hopeless += 1
+                self.load.count(owed.level, True, now)
+                self._refuse(request_id, self.load.backlog_s())
+        self._late_waiting.clear()
 
     def request_key(self, request: Any, now: float) -> KeyPart:
         """Late or not; what changes it is noticed before each pass."""
@@ -294,6 +306,7 @@ class _Overload:
         request_id = request.request_id
         self._long.forget(request_id)
         self._refused.pop(request_id, None)
+        self._late_waiting.pop(request_id, None)
         due = self._due.pop(request_id, None)
         before = self._prefills.of(request_id)
         judged = before is None or before.first_s is not None

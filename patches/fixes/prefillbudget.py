@@ -31,8 +31,8 @@ long but nearly all in the prefix cache counts as short. Who comes next is the q
 can no longer be in time stands back for those that can: in an overload first come, first served makes all of them late.
 At least every so many admissions the first in line is taken, late or not.
 
-Ageing: as a long prefill comes closer to its deadline, or to its patience if it has none, the reserve for short prompts
-shrinks to nothing. And as the line of those that can be in time grows towards what can be served within their deadline,
+Ageing: as what a long prefill still needs comes closer to the time that is left until its deadline, or its patience if it
+has none, the reserve for short prompts shrinks to nothing. And as the line of those that can be in time grows towards what can be served within their deadline,
 the target length itself grows, up to a bound: longer steps serve more, for each pays for the weights once. Where more
 comes than that could save, the target goes back and the short ones keep their latency. A long prompt
 with n others before it waits for at most as many prefills as the turns of the late allow, n times `late_turn_requests`,
@@ -120,7 +120,7 @@ class _PrefillBudget:
         urgency = max((self._urgency(r, now) for r in self._prefilling.values()), default=0.0)
         whole = self.budget.tokens(now, self._stretch(now))
         claimed = self._short_prefill_left + self._shorts.wanted()
-        reserve = knobs.reserved_share * (1 - min(1.0, urgency))
+        reserve = knobs.reserved_share * (1 - urgency)
         return max(knobs.least_tokens, whole - min(claimed, int(whole * reserve)))
 
     def _stretch(self, now: float) -> float:
@@ -133,11 +133,13 @@ class _PrefillBudget:
         return 1 + (self._knobs.aged_stretch_factor - 1) * max(0.0, min(1.0, 4 * needed, 2 - needed / 0.75))
 
     def _urgency(self, request: Any, now: float) -> float:
-        """Share of its time that a long request has used; 0 once it has its first token."""
+        """Share of the time until its deadline that its prefill needs, 1 beyond; 0 once it has its first token."""
         if request.num_tokens > request.num_prompt_tokens:
             return 0.0
-        info = self._context.request_info(request)
-        return max(0.0, (now - info.queued_s) / self._allowed(info))
+        info, rate = self._context.request_info(request), self.budget.tokens_per_s(now)
+        left_s = info.queued_s + self._allowed(info) - now
+        needs_s = (request.num_tokens - request.num_computed_tokens) / rate if rate else 0.0
+        return min(1.0, needs_s / left_s) if left_s > 0 else 1.0
 
     def _allowed(self, info: Any) -> float:
         return float(info.slo_ttft_s if info.slo_ttft_s < math.inf else self._knobs.patience_s)

@@ -7,6 +7,7 @@ the old one ended and the new one ends, to the token; the others' next prompts c
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -51,12 +52,8 @@ def find_seam(old: Sequence[int], new: Sequence[int], common: int) -> Seam | Non
     if len(old) - common < 2 * _PROBE_TOKENS:
         return None
     # The end of the old tokens lies somewhere in the new prompt, if the conversation simply went on.
-    probe = old[-_PROBE_TOKENS:]
-    last = probe[-1]
-    for end in range(len(new), common + _PROBE_TOKENS, -1):
-        if new[end - 1] == last and new[end - _PROBE_TOKENS : end] == probe:
-            break
-    else:
+    end = _last_end(new, old[-_PROBE_TOKENS:])
+    if end <= common + _PROBE_TOKENS:
         return None
     back = 0
     while back < min(len(old), end) - common and old[len(old) - 1 - back] == new[end - 1 - back]:
@@ -65,3 +62,14 @@ def find_seam(old: Sequence[int], new: Sequence[int], common: int) -> Seam | Non
     if back < 2 * _PROBE_TOKENS or old_end < common or new_end < common:
         return None
     return Seam(old_end, tuple(new[:new_end]))
+
+
+def _last_end(tokens: list[int], wanted: list[int]) -> int:
+    """Where the last occurrence of the wanted tokens ends; 0 if there is none."""
+    whole, part = array("q", tokens), array("q", wanted)
+    data, probe, limit = whole.tobytes(), part.tobytes(), len(whole) * whole.itemsize
+    while (at := data.rfind(probe, 0, limit)) >= 0:
+        if at % whole.itemsize == 0:
+            return at // whole.itemsize + len(wanted)
+        limit = at + len(probe) - 1
+    return 0

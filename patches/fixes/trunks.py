@@ -148,11 +148,6 @@ class Trunk:
             return None
         return self._settled_see(shared, hashes, now, announced)
 
-    def odds(self, leaves: bytes) -> float:
-        """How much likelier what came lately is if nearly all go to this branch now; 1 for one that is unknown."""
-        branch = self._branches.get(leaves)
-        return 1.0 if branch is None else branch.odds
-
     def version_of(self, hashes: Sequence[bytes]) -> bytes | None:
         """The block with which these leave the settled trunk; None if they do not, or end before they could."""
         for mine, other in zip(self.blocks, hashes, strict=False):

@@ -7,24 +7,18 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
-from patches.fixes.rebase import Seam, find_seam_of_turns
+from patches.fixes.conversations import Conversations
+from patches.fixes.dead_blocks import DeadBlocks
 from patches.fixes.trunks import Switch, Trunk
 from patches.seam.own import Share
 from patches.seam.patch import Hooks, Knobs, Patch
-from patches.seam.worth import Worths
 
 if TYPE_CHECKING:
     from patches.seam.context import Context
 
-_DEAD = -4.0
-# Bounds of what is remembered: tenants, conversations of each, and how many are tried to find how prompts changed.
+# Bounds of what is remembered: tenants, and branches of each whose blocks are known.
 _MOST_TENANTS = 256
-_MOST_CONVERSATIONS = 64
-_MOST_TRIES = 64
-# Blocks whose users are known, as a multiple of the pool's.
-_MOST_USERS_TIMES = 4
-# What a conversation begins with, to tell it from others.
-_TOLD_BY_TOKENS = 32
+_MOST_BRANCHES = 64
 #: In `extra_args`: true on a request whose prompt is the tenant's from now on.
 HINT = "prompt_switched"
 
@@ -52,11 +46,12 @@ class VersionKnobs(Knobs):
         "(10% at least). 50,000 is five requests in a row after a canary of a tenth.",
     )
     ahead_times: float = Field(
-        default=100.0,
+        default=50.0,
         ge=2,
         le=1e12,
-        description="How much likelier it must be for conversations to be computed under the new prompt ahead of their "
-        "next turn, before a change is certain. 100 is three requests in a row after a canary of a tenth.",
+        description="How much likelier a change must be, by the conversations that went over to the new prompt against "
+        "those that usually do (1% at least), for the others to be computed under it before it is certain. 50 is one "
+        "where hardly any does, two where a tenth does.",
     )
     trunk_blocks: int = Field(
         default=128,
@@ -86,17 +81,6 @@ class VersionKnobs(Knobs):
     )
 
 
-class _Conversation:
-    """The last prompt and answer of a conversation, and when its answer ended."""
-
-    __slots__ = ("ended_s", "prompt_tokens", "salt", "session", "tokens")
-
-    def __init__(self, request: Any, now: float) -> None:
-        self.tokens: list[int] = request._all_token_ids
-        self.prompt_tokens = int(request.num_prompt_tokens)
-        self.session, self.salt, self.ended_s = request.session_id, request.cache_salt, now
-
-
 class _Tenant:
     """What is known of one tenant."""
 
@@ -104,27 +88,25 @@ class _Tenant:
         self.trunk = trunk
         # Blocks of its requests by the block with which these leave the trunk (None: they do not).
         self.blocks: dict[bytes | None, dict[bytes, None]] = {}
-        # By their first block beyond the trunk.
-        self.conversations: OrderedDict[bytes, _Conversation] = OrderedDict()
-        self.seam: tuple[bytes, Seam] | None = None
-        self.tries = 0
-        # The branch whose conversations are to be computed as soon as it is known how.
-        self.owed: bytes | None = None
-        # When that was last begun for one that was not certain.
+        self.conversations = Conversations()
+        # After a switch: those of the prompt before, the new one's branch, and tokens that both begin with.
+        self.before: tuple[Conversations, bytes, int] | None = None
+        self.moved = False
+        # When conversations were last computed for a switch that was not certain.
         self.ahead_s = float("-inf")
 
 
 class Versions:
-    """The tenants of one engine, what is dead of theirs, and what is owed to their conversations."""
+    """The tenants of one engine, and what is owed to their conversations."""
 
     def __init__(self, knobs: VersionKnobs, context: Context) -> None:
         self._knobs, self._context = knobs, context
         self._tenants: OrderedDict[str, _Tenant] = OrderedDict()
-        # Who has used a block; None for several.
-        self._users: dict[bytes, str | None] = {}
-        self._share = Share(knobs.idle_tokens, knobs.beside_tokens, evict=True, in_flight=2)
-        self.dead = Worths(demotes=True)
-        self.switches = self.rebased = self.rewarmed = self.demoted = 0
+        self._share = Share(
+            knobs.idle_tokens, knobs.beside_tokens, evict=True, in_flight=2, beside_longest=False
+        )
+        self.dead = DeadBlocks(context)
+        self.switches = self.rebased = self.rewarmed = self._asked = 0
 
     # what comes and goes
 
@@ -133,70 +115,57 @@ class Versions:
         hashes = request.block_hashes
         if not hashes:
             return
-        if self.dead:
-            self._revive(hashes)
-        tenant = self._tenant(self._context.request_info(request).tenant)
+        self.dead.revive(hashes)
+        name = self._context.request_info(request).tenant
+        tenant = self._tenant(name)
         params = request.sampling_params
         announced = bool(((params.extra_args if params is not None else None) or {}).get(HINT))
         leaves = tenant.trunk.version_of(hashes)
-        if leaves is not None:
-            self._look_for_seam(tenant, request, leaves)
-            self._came_back(tenant, request, leaves)
+        went_over = self._went_over(tenant, request, leaves)
         switch = tenant.trunk.see(hashes, now, announced=announced)
         if switch is not None:
-            self._go_over(tenant, switch, request)
+            self._go_over(tenant, switch, request, name)
         elif (
-            leaves is not None
-            and tenant.seam is not None
-            and tenant.seam[0] == leaves
+            went_over
+            and leaves is not None
             and now - tenant.ahead_s >= self._knobs.settle_s
-            and tenant.trunk.odds(leaves) >= self._knobs.ahead_times
+            and tenant.conversations.odds >= self._knobs.ahead_times
         ):
             # Not certain, but worth the work of moments in which nobody waits.
-            tenant.owed, tenant.ahead_s = leaves, now
-        if tenant.owed is not None and tenant.seam is not None and tenant.seam[0] == tenant.owed:
-            self._rebase(tenant, tenant.seam[1], now)
+            tenant.ahead_s = now
+            self._move(tenant.conversations, leaves, now)
+        if tenant.before is not None and not tenant.moved:
+            before, branch, _ = tenant.before
+            tenant.moved = self._move(before, branch, now)
         own = self._beyond(tenant, hashes)
-        if own is not None:
-            tenant.conversations.pop(own, None)
+        if own is not None and self._follows(request):
+            tenant.conversations.began(own, self._begins(tenant), request)
 
     def on_finish(self, request: Any, now: float) -> None:
         """A request ended: its blocks are of its version."""
         name = self._context.request_info(request).tenant
         hashes = request.block_hashes
         done = hashes[: request.num_computed_tokens // self._context.scheduler.hash_block_size]
-        users, foreign = self._users, False
-        for each in done:
-            if users.setdefault(each, name) != name:
-                users[each], foreign = None, True
-        if foreign and self.dead:
-            self._revive(done)
-        limit = self._context.scheduler.kv_cache_manager.block_pool.num_gpu_blocks
-        if len(users) > _MOST_USERS_TIMES * limit * self._groups():
-            # Only a reset of the prefix cache, which tells of no block, lets it come to this.
-            users.clear()
+        self.dead.used(done, name)
         tenant = self._tenants.get(name)
-        if tenant is None or not tenant.trunk.blocks or not done:
+        if tenant is None:
+            return
+        if not tenant.trunk.blocks or not done:
+            tenant.conversations.forget(request)
             return
         leaves = tenant.trunk.version_of(hashes)
         known = tenant.blocks.setdefault(leaves, {})
         known.update(dict.fromkeys(done))
-        while len(known) > limit:
+        while len(known) > self.dead.limit:
             del known[next(iter(known))]
-        if len(tenant.blocks) > _MOST_CONVERSATIONS:
+        if len(tenant.blocks) > _MOST_BRANCHES:
             del tenant.blocks[next(iter(tenant.blocks))]
-        if leaves is None and self._knobs.conversation_s and request.prompt_token_ids is not None:
-            own = self._beyond(tenant, hashes)
-            if own is not None and not request.mm_features and request.lora_request is None:
-                tenant.conversations[own] = _Conversation(request, now)
-                tenant.conversations.move_to_end(own)
-                if len(tenant.conversations) > _MOST_CONVERSATIONS:
-                    tenant.conversations.popitem(last=False)
+        if self._follows(request):
+            self._ended(tenant, request, now)
 
-    def on_evict(self, block: Any, block_hash: Any) -> None:
-        """A block leaves the cache."""
-        self.dead.pop(block_hash, None)
-        self._users.pop(block_hash[:-4], None)
+    def on_evict(self, blocks: list[Any], names: list[Any]) -> None:
+        """Blocks leave the cache."""
+        self.dead.gone(names)
 
     def on_own(self, name: str, outcome: str, now: float) -> None:
         """A prefix of ours is there, or given up."""
@@ -204,9 +173,6 @@ class Versions:
             self.rewarmed += 1
 
     # inside
-
-    def _groups(self) -> int:
-        return len(self._context.scheduler.kv_cache_config.kv_cache_groups)
 
     def _tenant(self, name: str) -> _Tenant:
         found = self._tenants.get(name)
@@ -225,6 +191,15 @@ class Versions:
         self._tenants.move_to_end(name)
         return found
 
+    def _follows(self, request: Any) -> bool:
+        """Whether what goes on from this request can be computed ahead."""
+        return bool(
+            self._knobs.conversation_s
+            and request.prompt_token_ids is not None
+            and not request.mm_features
+            and request.lora_request is None
+        )
+
     @staticmethod
     def _beyond(tenant: _Tenant, hashes: Any) -> bytes | None:
         trunk = tenant.trunk.blocks
@@ -233,110 +208,67 @@ class Versions:
         own: bytes = hashes[len(trunk)]
         return own
 
-    def _go_over(self, tenant: _Tenant, switch: Switch, request: Any) -> None:
-        self.switches += 1
-        self._context.count("switches")
-        alive = frozenset(switch.new)
-        dead = [each for each in tenant.blocks.pop(None, {}) if each not in alive]
-        first_own = switch.new[switch.common]
-        if first_own in tenant.blocks:
-            tenant.blocks[None] = tenant.blocks.pop(first_own)
-        name = self._context.request_info(request).tenant
-        self._demote(dead, name)
-        # The new trunk itself: nearly always there already, since it was what told.
-        size = self._context.scheduler.hash_block_size
-        tokens = request.prompt_token_ids[: len(switch.new) * size]
-        self._context.inject(
-            tokens, name=f"{name}-trunk", cache_salt=request.cache_salt, share=Share(self._share.idle_tokens)
-        )
-        tenant.owed = first_own
-        tenant.tries = 0
+    def _begins(self, tenant: _Tenant) -> int:
+        """Tokens of the trunk, beyond which lies what is a conversation's own."""
+        return len(tenant.trunk.blocks) * int(self._context.scheduler.hash_block_size)
 
-    def _demote(self, hashes: list[bytes], name: str) -> None:
-        from vllm.v1.core.kv_cache_utils import make_block_hash_with_group_id
-
-        groups = range(self._groups())
-        pool = self._context.scheduler.kv_cache_manager.block_pool.cached_block_hash_to_block
-        blocks = []
-        for each in hashes:
-            if self._users.get(each) != name:
-                # Gone, or somebody else's as well.
-                continue
-            for group in groups:
-                key = make_block_hash_with_group_id(each, group)
-                block = pool.get_one_block(key)
-                if block is not None:
-                    self.dead[key] = _DEAD
-                    blocks.append(block)
-        for block in blocks:
-            self._context.revalue(block)
-        self.demoted += len(blocks)
-        self._context.count("demoted_blocks", len(blocks))
-
-    def _revive(self, hashes: Any) -> None:
-        """Somebody still uses the old prompt: what that request begins with is dead no more."""
-        from vllm.v1.core.kv_cache_utils import make_block_hash_with_group_id
-
-        groups = range(self._groups())
-        pool = self._context.scheduler.kv_cache_manager.block_pool.cached_block_hash_to_block
-        for each in hashes:
-            for group in groups:
-                key = make_block_hash_with_group_id(each, group)
-                if self.dead.pop(key, None) is not None:
-                    block = pool.get_one_block(key)
-                    if block is not None:
-                        self._context.revalue(block)
-
-    def _look_for_seam(self, tenant: _Tenant, request: Any, leaves: bytes) -> None:
-        """Is this a conversation that was under way with the settled prompt?"""
-        if tenant.seam is not None and tenant.seam[0] == leaves:
-            return
-        if not self._knobs.conversation_s or request.prompt_token_ids is None or tenant.tries >= _MOST_TRIES:
-            return
-        tenant.tries += 1
-        candidates = list(tenant.conversations.items())[::-1]
-        if request.session_id:
-            candidates = [each for each in candidates if each[1].session == request.session_id]
+    def _went_over(self, tenant: _Tenant, request: Any, leaves: bytes | None) -> bool:
+        """Does a conversation of the settled prompt, or of the one before it, go on with this?"""
+        if not self._knobs.conversation_s:
+            return False
+        if leaves is None:
+            if tenant.before is None:
+                return False
+            before, branch, common_tokens = tenant.before
+            return before.went_over(request, branch, common_tokens)
         common = 0
         for mine, other in zip(tenant.trunk.blocks, request.block_hashes, strict=False):
             if mine != other:
                 break
             common += self._context.scheduler.hash_block_size
-        for own, conversation in candidates:
-            seam = find_seam_of_turns(
-                conversation.tokens, conversation.prompt_tokens, request.prompt_token_ids, common
-            )
-            if seam is not None:
-                tenant.seam = (leaves, seam)
-                # It has come back.
-                del tenant.conversations[own]
-                return
+        return tenant.conversations.went_over(request, leaves, common)
 
-    @staticmethod
-    def _came_back(tenant: _Tenant, request: Any, leaves: bytes) -> None:
-        """Nothing is owed to a conversation that has come back under the new prompt by itself."""
-        if tenant.seam is None or tenant.seam[0] != leaves or request.prompt_token_ids is None:
-            return
-        seam = tenant.seam[1]
-        begin = len(seam.head)
-        start = request.prompt_token_ids[begin : begin + _TOLD_BY_TOKENS]
-        for own, each in tenant.conversations.items():
-            if each.tokens[seam.old_end : seam.old_end + len(start)] == start:
-                del tenant.conversations[own]
-                return
+    def _ended(self, tenant: _Tenant, request: Any, now: float) -> None:
+        """A turn ended: it is kept, or computed at once under the prompt to which its conversation goes over."""
+        if tenant.before is not None and tenant.before[0].knows(request):
+            conversations, own = tenant.before[0], None
+        else:
+            conversations, own = tenant.conversations, self._beyond(tenant, request.block_hashes)
+        turn = conversations.ended(request, own, self._begins(tenant), now)
+        if turn is not None:
+            self._compute(*turn)
 
-    def _rebase(self, tenant: _Tenant, seam: Seam, now: float) -> None:
-        """Have the conversations under way computed with the new prompt, the longest silent first."""
-        tenant.owed = None
-        conversations = sorted(tenant.conversations.values(), key=lambda each: each.ended_s)
-        tenant.conversations.clear()
-        for each in conversations:
-            if now - each.ended_s <= self._knobs.conversation_s:
-                name = f"conversation-{self.rebased}"
-                tokens = seam.rebased(each.tokens, each.prompt_tokens)
-                if self._context.inject(tokens, name=name, cache_salt=each.salt, share=self._share):
-                    self.rebased += 1
-                    self._context.count("rebased_conversations")
+    def _go_over(self, tenant: _Tenant, switch: Switch, request: Any, name: str) -> None:
+        self.switches += 1
+        self._context.count("switches")
+        alive = frozenset(switch.new)
+        dead = [each for each in tenant.blocks.pop(None, {}) if each not in alive]
+        branch = switch.new[switch.common]
+        if branch in tenant.blocks:
+            tenant.blocks[None] = tenant.blocks.pop(branch)
+        self.dead.demote(dead, name)
+        # The new trunk itself: nearly always there already, since it was what told.
+        size = self._context.scheduler.hash_block_size
+        tokens = request.prompt_token_ids[: len(switch.new) * size]
+        self._context.inject(tokens, name=f"{name}-trunk", cache_salt=request.cache_salt, share=self._share)
+        tenant.before = tenant.conversations, branch, switch.common * size
+        tenant.conversations, tenant.moved = Conversations(), False
+
+    def _move(self, conversations: Conversations, branch: bytes, now: float) -> bool:
+        """Have the conversations under way computed with the new prompt; False before it is known how."""
+        if conversations.seam(branch) is None:
+            return False
+        for turn in conversations.move(branch, now, self._knobs.conversation_s):
+            if self._compute(*turn):
+                self.rebased += 1
+                self._context.count("rebased_conversations")
+        return True
+
+    def _compute(self, tokens: list[int], salt: str | None) -> bool:
+        self._asked += 1
+        return self._context.inject(
+            tokens, name=f"conversation-{self._asked}", cache_salt=salt, share=self._share
+        )
 
 
 def build(knobs: VersionKnobs, context: Context) -> Hooks:
@@ -345,8 +277,8 @@ def build(knobs: VersionKnobs, context: Context) -> Hooks:
     if context.scheduler is not None:
         own = context.own_requests()
         context.gauge("switches", lambda: float(versions.switches))
-        context.gauge("demoted_blocks", lambda: float(versions.demoted))
-        context.gauge("dead_blocks", lambda: float(len(versions.dead)))
+        context.gauge("demoted_blocks", lambda: float(versions.dead.demoted))
+        context.gauge("dead_blocks", lambda: float(len(versions.dead.worths)))
         context.gauge("rebased_conversations", lambda: float(versions.rebased))
         context.gauge("rewarmed_prefixes", lambda: float(versions.rewarmed))
         context.gauge("own_tokens", lambda: float(own.computed_tokens))
@@ -355,7 +287,7 @@ def build(knobs: VersionKnobs, context: Context) -> Hooks:
         on_own=versions.on_own,
         on_add=versions.on_add,
         on_finish=versions.on_finish,
-        eviction_hint=versions.dead,
+        eviction_hint=versions.dead.worths,
         on_evict=versions.on_evict,
     )
 
@@ -382,13 +314,17 @@ open files lie beyond the trunk's end and never count. With the usual share at i
 chance about once in `evidence_times` requests. A sender that knows says `prompt_switched: true` in extra_args,
 and the tenant goes over with that request.
 Then the old prompt's blocks, and all that requests computed behind it, are evicted before anything that is in use; not
-those that another tenant used as well, and no longer once an old request comes again. The first conversation that came back
-under the new prompt shows, to the token, where the old one ended and the new one ends. The others that ended a turn
-within `conversation_s` are computed with the new one in place of the old, ahead of their next turn, as requests of our own:
-only while nobody waits and no prefill is under way, `beside_tokens` a step. That begins at `ahead_times`
-already, once in `settle_s`, since all it costs if it proves wrong is such work.
+those that another tenant used as well, and no longer once an old request comes again.
+A conversation that had the old prompt and goes on with another says far more than a request with another: a canary's
+users keep theirs. The odds by which that tells are multiplied up likewise, against the share that does so usually (1% at
+least), and at `ahead_times`, mostly with the first such conversation, the others are computed under the new prompt, once
+in `settle_s`: all it costs if it proves wrong is such work. That first one shows, to the token, where the old prompt
+ended and the new one ends. The others that ended a turn within `conversation_s` are computed with the new one in place of the
+old, ahead of their next turn; of one that is being answered first its prompt, and its answer once that is there. They
+are requests of our own: only while nobody waits and no prefill is under way, `beside_tokens` a step.
 What that costs others: a step of decodes takes longer by `beside_tokens` of prefill while it lasts, and a request that comes
-may wait for two such steps. A conversation that does not come back was computed in vain.""",
+may wait for two such steps, for their seats and blocks too. A conversation that does not come back was computed in vain.
+Nobody can know what a conversation said before it first came here: where they begin anew no patch shortens the dip.""",
     baseline="none: upstream finds nothing of the old prefix and lets it age",
     mechanism="rebased_conversations",
     removable_when="vLLM takes a hint that a prefix is dead, and can be given a prompt to compute ahead",

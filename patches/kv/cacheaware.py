@@ -109,13 +109,9 @@ class _CacheAware:
 
     def prefer(self, requests: Sequence[Any], now: float) -> int:
         """The least uncached one that may go before those ahead of it."""
-        chosen = self._choose(requests, now) if len(requests) > 1 and self._has_seat() else 0
+        chosen = self._choose(requests, now) if len(requests) > 1 else 0
         self._offered = (requests[chosen], requests[:chosen])
         return chosen
-
-    def _has_seat(self) -> bool:
-        scheduler = self._context.scheduler
-        return len(scheduler.running) < scheduler.max_num_active_reqs
 
     def _choose(self, requests: Sequence[Any], now: float) -> int:
         passed, most = self._passed, self._knobs.overtakes_max_times
@@ -127,19 +123,18 @@ class _CacheAware:
                 free = place + 1
                 break
         uncached = self._ready().uncached_tokens(requests[:free])
-        costs = [(tokens, place) for place, tokens in enumerate(uncached)]
         if not self._leaders or not self._knobs.hold_siblings:
-            return min(costs)[1]
-        costs.sort()
-        for _, place in costs:
+            return uncached.index(min(uncached))
+        places = sorted(range(len(uncached)), key=uncached.__getitem__)
+        for place in places:
             if self._to_hold(requests[place], now) is None:
                 return place
         # All of them wait for a prefix: the gate takes this one out of the way, and the next ones come into view.
-        return costs[0][1]
+        return places[0]
 
     def on_pick(self, request: Any, now: float) -> None:
         """Count whom it passes over, and take note of its prefill."""
-        self._ready()
+        self._ready().forget(request)
         request_id = request.request_id
         chosen, before = self._offered
         self._offered = (None, ())
@@ -224,6 +219,7 @@ class _CacheAware:
             return
         self._probe.begin_step()
         self._picked.clear()
+        self._offered = (None, ())
         for record in list(self._held.values()):
             if record.held_s + now - record.since_s >= self._knobs.hold_max_s:
                 self._holds_cut += 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from array import array
+from itertools import compress
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -94,20 +95,10 @@ class Dashboard:
 
     # what is seen
 
-    def on_take(self, blocks: list[Any]) -> None:
-        """Blocks are given to somebody; those that hold something are evicted."""
-        if len(blocks) == 1:
-            # A decode that has filled its last one, which is nearly every call.
-            name = blocks[0].block_hash
-            if name is not None:
-                self._log.names.append(name)
-                self._taken.append((blocks[0].block_id, 1))
-            return
-        names = [name for block in blocks if (name := block.block_hash) is not None]
-        if names:
-            self._log.names += names
-            # All of them go to one request.
-            self._taken.append((blocks[0].block_id, len(names)))
+    def on_evict(self, blocks: list[Any], names: list[bytes]) -> None:
+        """Blocks lose what they hold; all of one allocation go to one request."""
+        self._log.names += names
+        self._taken.append((blocks[0].block_id, len(names)))
 
     def on_preempt(self, request: Any, now: float) -> None:
         """A request loses its blocks."""
@@ -198,11 +189,13 @@ class Dashboard:
         """Say of the blocks that went in this pass whose request got them."""
         requests, number = self._context.scheduler.requests, self._number
         owner: dict[int, int] = {}
-        for name, ids in zip(cached.req_ids, cached.new_block_ids, strict=True):
-            if ids is not None:
-                mine = number(requests[name])
-                for group in ids:
-                    owner.update(dict.fromkeys(group, mine))
+        # Few of those that run get a block in a pass.
+        fresh = cached.new_block_ids
+        for name, ids in zip(compress(cached.req_ids, fresh), filter(None, fresh), strict=True):
+            mine = number(requests[name])
+            for group in ids:
+                for block in group:
+                    owner[block] = mine
         culprits = self._log.culprits
         for block, count in self._taken:
             mine = owner.get(block, NOBODY)
@@ -361,7 +354,7 @@ def build(knobs: CachedashKnobs, context: Context) -> Hooks:
         )
     context.table(TABLE, board.table)
     return Hooks(
-        on_take=board.on_take,
+        on_evict=board.on_evict,
         on_preempt=board.on_preempt,
         on_finish=board.on_finish,
         after_schedule=board.after_schedule,
@@ -376,7 +369,7 @@ PATCH = Patch(
     summary="What the prefix cache does, by tenant, prefix and tier: hits, misses by cause, reuse, waste",
     knobs=CachedashKnobs,
     build=build,
-    seams=("on_take", "on_preempt", "on_finish", "after_schedule", "report"),
+    seams=("on_evict", "on_preempt", "on_finish", "after_schedule", "report"),
     why="""\
 vLLM tells one hit rate for the whole server, and a sample of how long blocks live. Neither says why a tenant's prompts
 are computed anew: because nobody had sent them before, because another tenant's documents had pushed them out, because

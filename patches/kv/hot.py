@@ -82,8 +82,12 @@ class HotPrefixes:
         ]
 
     def _count_rest(self, hashes: Sequence[bytes], depth: int) -> None:
-        current = self._now
-        for name in hashes[depth : self._most_blocks]:
+        current, rest = self._now, hashes[depth : self._most_blocks]
+        if current.keys().isdisjoint(rest):
+            # As nearly always: what one conversation adds is seen for the first time.
+            current.update(dict.fromkeys(rest[: max(0, self._most_nodes - len(current))], 1))
+            return
+        for name in rest:
             if name in current:
                 current[name] += 1
             elif len(current) < self._most_nodes:

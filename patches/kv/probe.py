@@ -13,6 +13,11 @@ from typing import Any
 # What upstream's table appends to a block's hash for the first KV cache group.
 _GROUP_0 = bytes(4)
 _KNOWN_ATTR = "patchbench_cached_blocks"
+_SEEN_ATTR = "patchbench_uncached_seen"
+
+#: What a look at a request saw: the last cached block and the first that is not, as the pool calls them (None: there is
+#: none, or it does not matter), and the tokens that are not cached.
+_Seen = tuple[bytes | None, bytes | None, int]
 
 
 class PrefixProbe:
@@ -44,21 +49,31 @@ class PrefixProbe:
         """Tokens of each request that a hit would not cover now: what its prefill would compute."""
         if not self._chained:
             return [request.num_tokens - self.cached_tokens(request) for request in requests]
-        size = self._block_tokens
-        found = self._pool.cached_block_hash_to_block.get_one_block
+        there = self._pool.cached_block_hash_to_block._cache
         out = []
         for request in requests:
-            known = request.__dict__.get(_KNOWN_ATTR)
-            hashes, tokens = request.block_hashes, request.num_tokens
+            seen = request.__dict__.get(_SEEN_ATTR)
             # Confirmed where it stood, as nearly all are: the last block is there and the next one is not.
             if (
-                known is None
-                or (known and not found(hashes[known - 1] + _GROUP_0))
-                or (known * size < tokens - size and known < len(hashes) and found(hashes[known] + _GROUP_0))
+                seen is None
+                or (seen[0] is not None and seen[0] not in there)
+                or (seen[1] is not None and seen[1] in there)
             ):
-                known = self.cached_blocks(request)
-            out.append(tokens - known * size)
+                seen = self._look(request)
+            out.append(seen[2])
         return out
+
+    def forget(self, request: Any) -> None:
+        """Its tokens may grow from now on."""
+        request.__dict__.pop(_SEEN_ATTR, None)
+
+    def _look(self, request: Any) -> _Seen:
+        known, hashes = self.cached_blocks(request), request.block_hashes
+        last = hashes[known - 1] + _GROUP_0 if known else None
+        following = hashes[known] + _GROUP_0 if known < self.usable_blocks(request) else None
+        seen: _Seen = (last, following, request.num_tokens - known * self._block_tokens)
+        setattr(request, _SEEN_ATTR, seen)
+        return seen
 
     def cached_tokens(self, request: Any) -> int:
         """Tokens of the request that a hit would cover now."""

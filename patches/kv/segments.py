@@ -97,16 +97,20 @@ class SegmentedFreeQueue(ZonedFreeQueue):
         """The next `n` blocks to reuse, worth least first; `n` is at most `num_free_blocks`."""
         assert 0 <= n <= self.num_free_blocks
         ask = self._worth is not None and self._worth.any()
+        single = self._worth.single() if self._worth is not None and ask else None
         segment, evictions, remember, aside = self._segment, self._evictions, self._ghosts.put, self._aside
         taken: list[Any] = []
         for _ in range(n):
             block = self._head.next_free_block
             voted = True
             if block is self._own:
-                if ask or aside:
+                if aside or (ask and single is None):
                     block, voted = self._evict(ask)
                 else:
                     block = self._victim()
+                    # Worth nothing to the only one who says anything, as nearly all are.
+                    if single is not None and single(block):
+                        block, voted = self._evict(ask)
             self._clock += 1
             before, after = block.prev_free_block, block.next_free_block
             before.next_free_block = after

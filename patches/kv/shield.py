@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
@@ -73,6 +74,7 @@ class Shield:
     def __init__(self, knobs: ShieldKnobs, context: Context) -> None:
         self._knobs = knobs
         self._context = context
+        self._by_place = tuple(islice(_points_by_place(), knobs.ahead_requests))
         self.needs = Needs()
         self._window: list[Any] = []
         self._points: dict[str, int] = {}
@@ -138,7 +140,7 @@ class Shield:
 
     def _slide(self, window: list[Any]) -> None:
         """Change over to a new head of the queue."""
-        points = dict(zip((request.request_id for request in window), _points_by_place(), strict=False))
+        points = dict(zip([request.request_id for request in window], self._by_place, strict=False))
         for request in self._window:
             if request.request_id not in points:
                 left = self.needs.remove(("queued", request.request_id))

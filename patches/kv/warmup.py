@@ -28,6 +28,7 @@ class WarmupKnobs(Knobs):
         description="JSON Lines file of prompts to compute before the engine is ready, the most important first: "
         '{"prompt_token_ids": [...]}, {"text": "..."} or {"messages": [...]} a line, with an optional cache_salt. '
         "Empty: none.",
+        json_schema_extra={"input_file": True},
     )
     pool_share: float = Field(
         default=0.5,
@@ -164,10 +165,11 @@ class Warmer:
             self.used_blocks += used
             self._context.count("warmed_blocks_used", used)
 
-    def on_evict(self, block: Any, block_hash: Any) -> None:
-        """A block leaves the cache."""
+    def on_evict(self, blocks: list[Any], names: list[Any]) -> None:
+        """Blocks leave the cache."""
         if self.unproven:
-            self.unproven.pop(block_hash, None)
+            for name in names:
+                self.unproven.pop(name, None)
 
     # inside
 
@@ -232,7 +234,8 @@ later ones find, and those which come meanwhile queue behind it. The operator kn
 has not said it is ready has nothing else to do. Upstream's own warm-up runs made-up tokens, whose blocks nobody asks
 for.""",
     how="""\
-From a list: the prompts are computed as requests of our own (one output token, which goes nowhere) while the engine
+From a list (`scripts/prompt_list.py` writes one, of known prompts or of what an earlier run's requests asked for most; a
+run with another list is another run): the prompts are computed as requests of our own (one output token, which goes nowhere) while the engine
 starts, before it answers that it is ready. The clock of the virtual engine starts after that; how long it took is in
 the run's record. From traffic: a prefix that many requests of the last two windows began with, and that has left
 the cache, is computed again in steps in which nothing runs and nobody waits, in chunks of `idle_tokens`.

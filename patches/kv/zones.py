@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import heapq
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Protocol
 
 # The zones of what is set aside, in order of eviction; the queue's own order stands between the second and the third.
@@ -29,6 +29,9 @@ class Worth(Protocol):
 
     def any(self) -> bool:
         """Whether any block may have a worth other than 0 now."""
+
+    def single(self) -> Callable[[Any], float] | None:
+        """What alone has something to say of blocks now; None if there are several, or nothing."""
 
     def any_below(self) -> bool:
         """Whether any block may have a worth below 0 now."""

@@ -24,6 +24,9 @@ _OUTLIER_FACTOR = 8.0
 
 def prefill_tokens(scheduled: Mapping[str, int], decode_tokens: int) -> int:
     """Tokens of those requests that were given more than a decode takes (drafts included)."""
+    if decode_tokens == 1:
+        # Once a step, over all that run: nearly all of them are decodes.
+        return sum(scheduled.values()) - list(scheduled.values()).count(1)
     return sum(tokens for tokens in scheduled.values() if tokens > decode_tokens)
 
 

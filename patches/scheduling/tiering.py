@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from patches.kv.tiers.knobs import TieringKnobs
+from patches.kv.tiers.recovery import PARTS
 from patches.scheduling.steptime import StepTime
 from patches.seam.patch import Hooks, Patch
 
@@ -66,10 +67,10 @@ def build(knobs: TieringKnobs, context: Context) -> Hooks:
         tiers().on_preempt(request)
         context.count("saved_preemptions")
 
-    def on_evict(block: Any, block_hash: Any) -> None:
+    def on_evict(blocks: list[Any], names: list[Any]) -> None:
         # Before the first request there is nothing to watch.
         if found:
-            found[0].on_evict(block)
+            found[0].on_evict(blocks)
 
     def after_schedule(scheduler_output: Any, now: float) -> None:
         steps.on_schedule(scheduler_output, now)
@@ -81,11 +82,7 @@ def build(knobs: TieringKnobs, context: Context) -> Hooks:
         steps.on_update(scheduler_output, now)
         mine = tiers()
         mine.rates.token_s = steps.token_s
-        if mine.recoveries:
-            for per_client in outputs.values():
-                for output in per_client.outputs:
-                    if output.new_token_ids:
-                        mine.recoveries.on_token(output.request_id, now)
+        mine.recoveries.on_pass_ended(scheduler_output.num_scheduled_tokens, now)
 
     return Hooks(
         before_schedule=before_schedule,
@@ -105,14 +102,17 @@ def _ready(tiers: TierScheduler) -> None:
 def _publish(context: Context, tiers: TierScheduler) -> None:
     counts, recoveries, host, disk = tiers.counts, tiers.recoveries, tiers.host, tiers.disk
     for place, name in enumerate(("p50", "p99")):
-        context.gauge(f"recovery_ms_{name}", lambda place=place: recoveries.recovery_ms[place])  # type: ignore[misc]
-        context.gauge(f"restore_ms_{name}", lambda place=place: recoveries.restore_ms[place])  # type: ignore[misc]
+        for part in PARTS:
+            context.gauge(f"{part}_ms_{name}", lambda part=part, place=place: recoveries.ms(part)[place])  # type: ignore[misc]
     context.gauge("preempted", lambda: float(recoveries.preempted))
     context.gauge("lost_tokens", lambda: float(recoveries.lost_tokens))
     context.gauge("recomputed_tokens", lambda: float(recoveries.recomputed_tokens))
     for name in ("d2h_bytes", "h2d_bytes", "host_hit_tokens", "disk_hit_tokens", "asked_tokens"):
         context.gauge(name, lambda name=name: float(getattr(counts, name)))  # type: ignore[misc]
-    for name in ("loads", "loads_within_step", "dear_loads", "late_saves", "flushed_saves", "patience_ended"):
+    for name in (
+        *("loads", "loads_within_step", "next_step_loads", "dear_loads"),
+        *("late_saves", "flushed_saves", "patience_ended"),
+    ):
         context.gauge(name, lambda name=name: float(getattr(counts, name)))  # type: ignore[misc]
     context.gauge("host_blocks", lambda: float(len(host)))
     context.gauge("host_evicted", lambda: float(host.evicted))
@@ -153,19 +153,26 @@ there until it is back. A step that would overwrite a block still being copied w
 Other blocks are saved when their request ends, prompts only and heads first, a bounded number a step;
 with `save_ahead_share` only once that share of what is ahead of them in the free list has been reused, which moves a
 little less and comes too late for some.
-The host tier takes everything while there is room. Then a block comes in only if it was asked for more often lately
-than the one that would leave (a count-min sketch with ageing), so a scan of documents does not wash it out. The
-block unused longest leaves first, tails of chains before their heads.
+Whether a block is worth that is measured: of the blocks of its kind (one tenant's, asked for equally often lately, by a
+count-min sketch with ageing) the share that was asked for again within the time that the host tier would hold them,
+taken or not. It is saved if that share is `save_return_share` or more and, where the tier is full, more than the same
+of the kind that would leave. So a conversation finds its history in the next turn, which no count could tell from a
+document that is read once, and a scan of documents does not wash it out. What came down for a preempted request alone
+leaves first when that is back; else the block unused longest does, tails of chains before their heads.
 Low priorities may go on to disk: their coldest blocks are written ahead of need, so leaving host memory costs nothing.
 Blocks that a more urgent request used never go there, and count as more recent in exchange. Blocks on disk come up
 for the next waiting requests before their turn, and for a request at its turn; it waits for them for a bounded time.
 A hit below is loaded only if it is long enough and the transfer, behind what is under way on the link, takes less
-than computing it would: both are measured as the engine runs. Short loads are made before the step's forward
-pass, so that the request runs in that step; longer ones beside steps.
+than computing it would: both are measured as the engine runs. Loads are made before the step's forward pass, so that the
+request runs in that step. What is too much for one step has the next; only a load that is longer than
+`reload_sync_ms` by itself is made beside steps, for which its request waits for four.
+Where a connector loads, upstream holds freed blocks back for as long as a pass under way may write to them. So it cannot
+preempt who ran in that pass, and those behind in the line do not run in the next. The loads here begin after
+all that the GPU was given before them, as those of upstream's worker do, so nothing is held back.
 Files are written beside their place and renamed, carry key and checksum, and are checked on each read: one that is
 missing, cut or changed is computed anew. A disk that is full or refuses is let alone for a while. Tenants are
 kept apart by a digest of their name in each key and path. At the start whatever is no whole file is removed.
-A load delays its request by the transfer at most, a wait for the disk by `reload_patience_ms`, and a step waits for
+A load delays its request by the transfer, one beside steps by four steps more, a wait for the disk by `reload_patience_ms`, and a step waits for
 `reload_sync_ms` of loads and for saves of blocks that it overwrites.""",
     baseline="OffloadingConnector with ARC and as many bytes of host memory (arm tuned-offload)",
     mechanism="recomputed_tokens",

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from pydantic import Field, model_validator
 
 from patches.scheduling.claims import Rank, class_of
-from patches.scheduling.kvforecast import Demand, OutputLengths, peak_blocks
+from patches.scheduling.room import Room
 from patches.seam.patch import Hooks, Knobs, Patch
 
 WHY = """
@@ -116,20 +115,10 @@ class _Watermark:
 
     def __init__(self, knobs: WatermarkKnobs, context: Any) -> None:
         self._knobs, self._context = knobs, context
-        self._lengths = OutputLengths(knobs.first_output_tokens)
+        self._room = Room(knobs, context)
         self._level = GREEN
         self._rank: dict[str, Rank] = {}
         self._present: dict[Rank, int] = {}
-        # Requests in the running list, in order of admission; also those admitted in this pass.
-        self._running: dict[str, Any] = {}
-        self._running_of: dict[Rank, int] = {}
-        # Tokens that they had when they were admitted, by class and one by one.
-        self._tokens_of: dict[Rank, int] = {}
-        self._admitted_with: dict[str, int] = {}
-        self._prefilling: dict[str, Any] = {}
-        self._admitting: dict[str, Any] = {}
-        # Free blocks before the first admission of this pass, which then take theirs bit by bit.
-        self._free_before = 0
         # The first that was refused in the last pass, since when it has been, and whether it is waited for.
         self._head = ""
         self._head_since_s = 0.0
@@ -143,30 +132,9 @@ class _Watermark:
             context.gauge(f"watermark_{name}_steps", lambda level=level: float(self._steps_at[level]))
         context.gauge("watermark_pauses", lambda: float(self._pauses))
 
-    # what is there
-
-    def _blocks(self, tokens: float) -> float:
-        return math.ceil(tokens / self._context.scheduler.block_size)
-
-    def _pool(self) -> tuple[int, int]:
-        """Free blocks, and all of them."""
-        pool = self._context.scheduler.kv_cache_manager.block_pool
-        free = self._free_before if self._admitting else pool.get_num_free_blocks()
-        return free, max(1, pool.num_gpu_blocks - 1)
-
-    def _promised_blocks(self) -> float:
-        """Blocks that prompts in prefill will still take, those admitted in this pass included."""
-        promised = sum(
-            self._blocks(r.num_tokens) - self._blocks(r.num_computed_tokens)
-            for r in self._prefilling.values()
-        )
-        return promised + sum(self._blocks(r.num_tokens) for r in self._admitting.values())
-
     def level(self) -> int:
         """The level now."""
-        free, total = self._pool()
-        used = total - free + self._promised_blocks()
-        self._level = next_level(self._level, used / total, self._knobs)
+        self._level = next_level(self._level, self._room.used_share(), self._knobs)
         return self._level
 
     def _best(self) -> Rank:
@@ -176,23 +144,20 @@ class _Watermark:
 
     def waiting_gate(self, request: Any, now: float) -> str | None:
         """Hold what the level holds and the forecast has no room for."""
-        if not self._context.scheduler.running:
-            return None
-        request_id = request.request_id
-        if request_id in self._admitting:
-            # What it takes counts already, and must not hold it.
+        room, request_id = self._room, request.request_id
+        if not self._context.scheduler.running or room.is_admitting(request_id):
             return None
         rank, best = self._rank[request_id], self._best()
         short = self._context.request_info(request).prompt_tokens < self._knobs.short_prompt_tokens
-        if short and any(rank < other for other in self._running_of):
+        if short and room.lower_runs(rank):
             return None
         if self._waited_for and request_id != self._head and rank >= self._rank[self._head]:
             return "an earlier one waits for blocks"
         level = self.level()
         passes = level == GREEN or (level == YELLOW and rank == best)
         if self._knobs.forecast:
-            passes = self._fits(request)
-        if rank != best and not self._seat_to_spare(rank):
+            passes = room.fits(request, rank)
+        if rank != best and not room.seat_to_spare(rank):
             passes = False
         if passes:
             return None
@@ -202,101 +167,43 @@ class _Watermark:
                 self._head, self._head_since_s, self._waited_for = request_id, now, False
         if self._head == request_id and now - self._head_since_s >= self._knobs.patience_s:
             self._waited_for = True
-            free, _ = self._pool()
-            if self._blocks(request.num_tokens) + self._promised_blocks() <= free:
+            free, _ = room.pool()
+            if room.blocks(request.num_tokens) + room.promised_blocks() <= free:
                 # If something else holds it, nobody need wait for it.
                 self._waited_for = False
                 return None
         return ("no room to grow", "KV is yellow", "KV is red")[level]
 
-    def _seat_to_spare(self, rank: Rank) -> bool:
-        """Whether a lower class may take a seat: the last ones are for the best, who would wait for an answer to end."""
-        seats = self._context.scheduler.max_num_active_reqs
-        room = min(self._knobs.peak_share * seats, seats - self._reserve(rank)[0])
-        return len(self._running) + len(self._admitting) + 1 <= max(1.0, room)
-
-    def _reserve(self, rank: Rank) -> tuple[float, float]:
-        """Seats and blocks by which what better classes hold is likely to rise: their number is as good as Poisson's."""
-        count = tokens = 0
-        for other, running in self._running_of.items():
-            if other < rank:
-                count += running
-                tokens += self._tokens_of[other]
-        seats = self._knobs.reserve_deviations_ratio * math.sqrt(count)
-        return seats, seats * tokens / count / self._context.scheduler.block_size if count else 0.0
-
-    def _fits(self, request: Any) -> bool:
-        free, total = self._pool()
-        newcomer = Demand(0.0, self._blocks(request.num_tokens), self._expected_left(request))
-        reserve = self._reserve(self._rank[request.request_id])[1]
-        room = min(self._knobs.peak_share * total, total - reserve)
-        wanted = total - free + self._promised_blocks() + newcomer.prompt
-        if wanted > room:
-            return False
-        # A bound that costs nothing: as if all grew to the longest before any of them ends.
-        count = len(self._running) + len(self._admitting) + 1
-        if wanted + count * self._lengths.longest() / self._context.scheduler.block_size <= room:
-            return True
-        return self._peak(newcomer) <= room
-
-    def _peak(self, *newcomers: Demand) -> float:
-        """The most blocks that those who run will hold at one time, with these."""
-        free, total = self._pool()
-        running = list(self._running.values())
-        holding = sum(self._blocks(r.num_computed_tokens) for r in running)
-        # Shared blocks are held once: each is said to hold its part of what is used.
-        share = (total - free) / holding if holding else 1.0
-        demands = list(newcomers)
-        for r in running:
-            held = self._blocks(r.num_computed_tokens)
-            prompt = max(0.0, self._blocks(r.num_tokens) - held)
-            demands.append(Demand(held * share, prompt, self._expected_left(r)))
-        demands += [
-            Demand(0.0, self._blocks(r.num_tokens), self._expected_left(r)) for r in self._admitting.values()
-        ]
-        return peak_blocks(demands, self._context.scheduler.block_size)
-
-    def _crowded(self) -> bool:
-        """Whether those who run are expected to need more blocks than there are; looked at once a pass."""
-        if self._crowd is None:
-            self._crowd = self._knobs.quota_always or self._peak() > self._pool()[1]
-        return self._crowd
-
-    def _expected_left(self, request: Any) -> float:
-        tenant = self._context.request_info(request).tenant
-        return self._lengths.left(tenant, request.num_tokens - request.num_prompt_tokens)
-
     # tokens and victims
 
     def token_cap(self, request: Any, computed: int, new_tokens: int, now: float) -> int:
         """From yellow on, the quota of a lower class; a pause while decodes may need every free block."""
-        request_id = request.request_id
-        if not self._context.is_running(request):
-            if not self._admitting:
-                self._free_before, _ = self._pool()
-            self._admitting[request_id] = request
-        rank, best = self._rank[request_id], self._best()
+        running = self._context.is_running(request)
+        if not running:
+            self._room.begin_admission(request)
+        rank, best = self._rank[request.request_id], self._best()
         short = request.num_prompt_tokens < self._knobs.short_prompt_tokens
-        if short or rank == best or self._level == GREEN or not self._beside_others(rank):
+        if short or rank == best or self._level == GREEN or not self._room.beside_others(rank):
             return new_tokens
-        if self._context.is_running(request) and self._decodes_need_all(request, computed, new_tokens, now):
+        if running and self._decodes_need_all(request, computed, new_tokens, now):
             return 0
         if not self._crowded():
             return new_tokens
         below = sorted(self._present).index(rank)
-        free, total = self._pool()
+        free, total = self._room.pool()
         base = self._context.scheduler.max_num_scheduled_tokens
         quota = int(base * self._knobs.quota_factor**below * free / total)
         return min(new_tokens, max(self._knobs.least_quota_tokens, quota))
 
-    def _beside_others(self, rank: Rank) -> bool:
-        """Whether anybody decodes, or somebody better runs."""
-        return len(self._running) > len(self._prefilling) or any(other < rank for other in self._running_of)
+    def _crowded(self) -> bool:
+        """Whether those who run are expected to need more blocks than there are; looked at once a pass."""
+        if self._crowd is None:
+            self._crowd = self._knobs.quota_always or self._room.peak() > self._room.pool()[1]
+        return self._crowd
 
     def _decodes_need_all(self, request: Any, computed: int, new_tokens: int, now: float) -> bool:
-        decodes = len(self._running) - len(self._prefilling)
-        free, _ = self._pool()
-        chunk = self._blocks(computed + new_tokens) - self._blocks(computed)
+        decodes, (free, _) = self._room.decodes(), self._room.pool()
+        chunk = self._room.blocks(computed + new_tokens) - self._room.blocks(computed)
         if not decodes or free - chunk >= decodes:
             self._paused_since_s.pop(request.request_id, None)
             return False
@@ -323,32 +230,14 @@ class _Watermark:
     def after_schedule(self, scheduler_output: Any, now: float) -> None:
         """See who runs and who prefills."""
         requests = self._context.scheduler.requests
-        for new in scheduler_output.scheduled_new_reqs:
-            self._on_admission(requests[new.req_id])
-        for request_id in scheduler_output.scheduled_cached_reqs.resumed_req_ids:
-            self._on_admission(requests[request_id])
-        self._admitting.clear()
+        entered = [new.req_id for new in scheduler_output.scheduled_new_reqs]
+        for request_id in (*entered, *scheduler_output.scheduled_cached_reqs.resumed_req_ids):
+            self._room.admit(requests[request_id], self._rank[request_id])
+            self._leave_head(request_id)
+        self._room.end_pass()
         self._refused = False
         self._crowd = None
-        if self._prefilling:
-            self._prefilling = {
-                request_id: request
-                for request_id, request in self._prefilling.items()
-                if request.is_prefill_chunk and request_id in self._running
-            }
         self._steps_at[self.level()] += 1
-
-    def _on_admission(self, request: Any) -> None:
-        request_id = request.request_id
-        if request_id not in self._running:
-            self._running[request_id] = request
-            rank = self._rank[request_id]
-            tokens = self._admitted_with[request_id] = int(request.num_tokens)
-            self._tokens_of[rank] = self._tokens_of.get(rank, 0) + tokens
-            self._running_of[rank] = self._running_of.get(rank, 0) + 1
-        if request.is_prefill_chunk:
-            self._prefilling[request_id] = request
-        self._leave_head(request_id)
 
     def _leave_head(self, request_id: str) -> None:
         if request_id == self._head:
@@ -356,7 +245,7 @@ class _Watermark:
 
     def on_preempt(self, request: Any, now: float) -> None:
         """Its blocks are free and it waits again."""
-        self._stop_running(request.request_id)
+        self._stop_running(request.request_id, self._rank[request.request_id])
 
     def on_finish(self, request: Any, now: float) -> None:
         """Learn the length of its answer, and forget it."""
@@ -365,23 +254,16 @@ class _Watermark:
         if rank is None:
             return
         if str(request.status.name) in ("FINISHED_STOPPED", "FINISHED_LENGTH_CAPPED"):
-            tenant = self._context.request_info(request).tenant
-            self._lengths.finished(tenant, request.num_tokens - request.num_prompt_tokens)
+            self._room.answered(request)
         self._stop_running(request_id, rank)
         self._leave_head(request_id)
         self._present[rank] -= 1
         if not self._present[rank]:
             del self._present[rank]
 
-    def _stop_running(self, request_id: str, rank: Rank | None = None) -> None:
-        self._prefilling.pop(request_id, None)
+    def _stop_running(self, request_id: str, rank: Rank) -> None:
         self._paused_since_s.pop(request_id, None)
-        if self._running.pop(request_id, None) is not None:
-            rank = self._rank[request_id] if rank is None else rank
-            self._running_of[rank] -= 1
-            self._tokens_of[rank] -= self._admitted_with.pop(request_id)
-            if not self._running_of[rank]:
-                del self._running_of[rank]
+        self._room.stop(request_id, rank)
 
 
 def build(knobs: WatermarkKnobs, context: Any) -> Hooks:

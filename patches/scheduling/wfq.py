@@ -6,7 +6,9 @@ from typing import Any
 
 from pydantic import Field, PositiveFloat
 
-from patches.scheduling.virtual_time import Account, VirtualTime
+from patches.scheduling.ledger import Ledger
+from patches.scheduling.roomless import Roomless
+from patches.scheduling.virtual_time import Account
 from patches.seam.patch import Hooks, Knobs, Patch
 
 WHY = """
@@ -28,8 +30,11 @@ would make no window of seconds fairer, and would put a burst of short urgent re
 is a few tokens behind.
 
 Nothing is held back: if only one tenant wants service, it gets all of it. A tenant that comes back from a pause
-is lifted to the smallest counter among those that wait or prefill now, so nobody saves up credit by being idle, and
-what it had borrowed from others' idle share stays on its account only as far as it is ahead of them.
+is lifted to the smallest counter among those that wait or prefill now, so nobody saves up more by being idle than a
+burst of a few requests, and what it had borrowed from others' idle share stays on its account only as far as it is ahead
+of them. The burst is for a tenant whose mean is below its share: its requests come in clusters, and each would wait for
+tenants that always want more. Beside a patch that refuses (`admission`, `overload`) there is none: with short lines nobody
+wants more for long, and it would put a document that comes after a pause ahead of the urgent.
 
 A running prefill is looked at before any waiting request, and would take the whole step. So it leaves to waiting
 tenants whose counter is smaller what they are owed: the tokens that bring their counters up to its own, at most what
@@ -37,12 +42,17 @@ they have waiting. What it leaves is not for its own tenant, whose next request 
 prefills half done would pile up and hold blocks. If nobody is admitted into what was left, nothing is left for the next
 few steps.
 
+Who is next may need more blocks than are free. All others would wait until these have come together, although they need
+fewer. Beside a patch that orders by promises better classes pass it while it finds no room, for as long as its
+patience lasts; then it is waited for. (By itself it knows no classes, and `watermark` does the same by its own rule.)
+
 Not charged: tokens computed again after a preemption (its cause is nearly always another's need for blocks, and the
 tenant has paid for them once) and drafts that were rejected. Decodes are never held up, but they are charged.
 
-Bound: of two tenants that both wait without a pause, neither gets more per weight than the other by more than a grain and
-what is outstanding at the pick: one step's tokens and the rest of the tokens of the requests that it has running. A request
-waits for at most its tenant's line and that bound times the sum of weights of the others.
+Bound: of two tenants that both wait without a pause, neither gets more per weight than the other by more than a grain, a
+burst and what is outstanding at the pick: one step's tokens and the rest of the tokens of the requests that it has
+running. A request waits for at most its tenant's line and that bound times the sum of weights of the others, and once it is
+next, if it finds no room, for what better classes use in the time of its patience.
 """
 
 
@@ -57,6 +67,16 @@ class WfqKnobs(Knobs):
         ge=0,
         description="service per weight in which tenants are equals, and the other patches' order decides; 0 is none",
     )
+    burst_tokens: int = Field(
+        2048,
+        ge=0,
+        description="service per weight by which a tenant that comes back is ahead of those that always want some",
+    )
+    room_patience_s: float = Field(
+        5.0,
+        ge=0,
+        description="how long better classes pass one that is next and finds no blocks, beside a patch that orders",
+    )
     prefills_yield: bool = Field(
         True, description="whether a running prefill leaves waiting tenants the tokens that they are owed"
     )
@@ -70,19 +90,10 @@ class WfqKnobs(Knobs):
 
 # Patches that order requests by what was promised to them.
 ORDERING = ("qos", "mlfq", "edf")
+# Patches that keep lines short by refusing.
+REFUSING = ("admission", "overload")
 # A prefill under way gets at least so many tokens in a step, so that no step is empty for its sake.
 _LEAST_TOKENS = 16
-
-
-class _Record:
-    """One request: whose it is, whether it still waits or prefills, and up to where it was paid when preempted."""
-
-    __slots__ = ("account", "paid", "pending", "request")
-
-    def __init__(self, account: Account, request: Any) -> None:
-        self.account, self.request = account, request
-        self.paid = 0
-        self.pending = False
 
 
 class _Wfq:
@@ -91,13 +102,14 @@ class _Wfq:
     def __init__(self, knobs: WfqKnobs, context: Any) -> None:
         self._knobs, self._context = knobs, context
         # Without anybody to order inside of it a grain would only be less exact.
-        self._grain = knobs.grain_tokens if any(map(context.beside, ORDERING)) else 0
-        self._accounts: dict[str, Account] = {}
-        self._records: dict[str, _Record] = {}
-        # Requests that ended since the last update: their last drafts may still be refunded.
-        self._ended: dict[str, _Record] = {}
-        self._time = VirtualTime()
-        self._forget_above = 64
+        ordered = any(map(context.beside, ORDERING))
+        self._grain = knobs.grain_tokens if ordered else 0
+        # Where lines are kept short everybody comes back all the time, documents too.
+        burst = 0 if any(map(context.beside, REFUSING)) else knobs.burst_tokens
+        self._ledger = Ledger(knobs.tenant_weight, burst, context)
+        # By itself it knows no classes; and `watermark` lets better ones pass on its own account.
+        passed = ordered and not context.beside("watermark")
+        self._roomless = Roomless(knobs.room_patience_s if passed else 0.0, context)
         # The pass under way.
         self._noted: tuple[str, int] = ("", 0)
         self._picked: dict[str, float] = {}
@@ -106,24 +118,21 @@ class _Wfq:
         self._claims: list[tuple[Account, float]] | None = None
         self._yielded: set[str] = set()
         self._yield_again_in_steps = 0
-        self._charged = self._recomputed = self._refunded = self._lifts = self._yields = 0
-        for name in ("charged", "recomputed", "refunded"):
-            context.gauge(f"wfq_{name}_tokens", lambda name=name: float(getattr(self, f"_{name}")))
-        context.gauge("wfq_lifts", lambda: float(self._lifts))
+        self._yields = 0
         context.gauge("wfq_yields", lambda: float(self._yields))
-        context.gauge("wfq_spread", self._spread)
+        context.gauge("wfq_spread", self._ledger.spread)
 
     # order
 
     def tenant_rank(self, tenant: str, now: float) -> float:
         """Service per weight, that of this pass included."""
-        account = self._accounts.get(tenant)
-        service = self._time.now if account is None else account.service + account.provisional
+        account = self._ledger.account(tenant)
+        service = self._ledger.start() if account is None else account.service + account.provisional
         return service // self._grain if self._grain else service
 
     def on_pick(self, request: Any, now: float) -> None:
         """Count what it is about to get; unless the tokens of this pass are known, its whole length."""
-        account = self._record(request).account
+        account = self._ledger.record(request).account
         noted_for, tokens = self._noted
         amount = (tokens if noted_for == request.request_id else request.num_tokens) / account.weight
         self._picked[request.request_id] = amount
@@ -131,7 +140,7 @@ class _Wfq:
 
     def on_put_back(self, request: Any, now: float) -> None:
         """It was not admitted."""
-        account = self._record(request).account
+        account = self._ledger.record(request).account
         account.provisional -= self._picked.pop(request.request_id, 0.0)
         self._context.rerank(account.tenant)
 
@@ -146,7 +155,7 @@ class _Wfq:
         if not self._context.is_running(request):
             self._noted = (request.request_id, new_tokens)
             return new_tokens
-        account = self._record(request).account
+        account = self._ledger.record(request).account
         granted = new_tokens
         if self._knobs.prefills_yield and not self._yield_again_in_steps:
             if self._left is None:
@@ -164,9 +173,12 @@ class _Wfq:
 
     def waiting_gate(self, request: Any, now: float) -> str | None:
         """What a running prefill has left in this pass is not for its own tenant."""
-        if self._yielded and self._record(request).account.tenant in self._yielded:
+        if self._yielded and self._ledger.record(request).account.tenant in self._yielded:
             return "a prefill of its tenant has yielded to others"
-        return None
+        if request.request_id == self._noted[0] or request.request_id in self._picked:
+            # It is being admitted: that its own blocks are taken by now must not hold it.
+            return None
+        return self._roomless.holds(request, now)
 
     def _owed_before(self, account: Account) -> int:
         """Tokens that waiting tenants may have before this one's counter is the smallest."""
@@ -191,7 +203,7 @@ class _Wfq:
         if seats <= 0:
             return out
         for tenant, requests, tokens in self._context.lines(self._knobs.owed_max_entries):
-            account = self._accounts.get(tenant)
+            account = self._ledger.account(tenant)
             each = tokens / requests
             count = min(requests, seats, int(room // each) if each else seats)
             if account is None or count <= 0:
@@ -208,30 +220,7 @@ class _Wfq:
 
     def after_schedule(self, scheduler_output: Any, now: float) -> None:
         """Charge what was scheduled in place of what was counted for the pass."""
-        records = self._records
-        charged = 0
-        for request_id, tokens in scheduler_output.num_scheduled_tokens.items():
-            record = records.get(request_id)
-            if record is None:
-                continue
-            if record.paid:
-                tokens = self._not_paid_yet(record, tokens)
-            charged += tokens
-            account = record.account
-            account.service += tokens / account.weight
-            if record.pending and not record.request.is_prefill_chunk:
-                record.pending = False
-                account.demand -= 1
-        self._charged += charged
-        for new in scheduler_output.scheduled_new_reqs:
-            record = records.get(new.req_id)
-            if record is not None and record.request.num_prompt_tokens:
-                share = 1 - new.num_computed_tokens / record.request.num_prompt_tokens
-                record.account.uncached += (share - record.account.uncached) / 8
-        self._settle_pass()
-        self._time.advance()
-
-    def _settle_pass(self) -> None:
+        self._ledger.charge(scheduler_output)
         if self._yield_again_in_steps:
             self._yield_again_in_steps -= 1
         if self._yielded and not self._picked:
@@ -241,112 +230,30 @@ class _Wfq:
             self._context.rerank(account.tenant)
         self._provisional.clear()
         self._picked.clear()
+        self._noted = ("", 0)
         self._yielded.clear()
         self._left = self._claims = None
-
-    def _not_paid_yet(self, record: _Record, tokens: int) -> int:
-        end = record.request.num_computed_tokens
-        again = max(0, min(end, record.paid) - (end - tokens))
-        if end >= record.paid:
-            record.paid = 0
-        self._recomputed += again
-        return tokens - again
+        self._roomless.end_pass()
+        self._ledger.time.advance()
 
     def after_update(self, scheduler_output: Any, outputs: dict[int, Any], now: float) -> None:
         """Give back what was charged for drafts that were rejected."""
-        drafted = scheduler_output.scheduled_spec_decode_tokens
-        if drafted:
-            for client in outputs.values():
-                for output in client.outputs:
-                    drafts = drafted.get(output.request_id)
-                    if drafts and output.new_token_ids:
-                        self._refund(output.request_id, len(drafts) + 1 - len(output.new_token_ids))
-        self._ended.clear()
-
-    def _refund(self, request_id: str, tokens: int) -> None:
-        record = self._records.get(request_id) or self._ended.get(request_id)
-        if record is None or tokens <= 0:
-            return
-        account = record.account
-        account.service -= tokens / account.weight
-        self._refunded += tokens
-        record.paid = max(0, record.paid - tokens)
-        if account.demand:
-            self._time.enter(account)
-        self._context.rerank(account.tenant)
-
-    # who is active
+        self._ledger.give_back(scheduler_output, outputs)
 
     def on_add(self, request: Any, now: float) -> None:
         """Its tenant wants service; if it did not before, it is lifted to those who do."""
-        record = self._record(request)
-        self._want(record)
+        self._ledger.want(self._ledger.record(request))
+        self._roomless.add(request)
 
     def on_preempt(self, request: Any, now: float) -> None:
         """It wants to prefill again; what was computed once is paid."""
-        record = self._record(request)
-        record.paid = max(record.paid, request.num_computed_tokens)
-        self._want(record)
+        self._ledger.preempted(request)
+        self._roomless.preempted(request)
 
     def on_finish(self, request: Any, now: float) -> None:
-        """Forget it, and its tenant once that has nothing to remember."""
-        record = self._records.pop(request.request_id, None)
-        if record is None:
-            return
-        self._ended[request.request_id] = record
-        account = record.account
-        account.requests -= 1
-        if record.pending:
-            account.demand -= 1
-        if not self._records:
-            # Nothing is under way: a new busy period begins with equal counters.
-            self._accounts.clear()
-        elif len(self._accounts) > self._forget_above:
-            self._forget()
-
-    def _record(self, request: Any) -> _Record:
-        found = self._records.get(request.request_id)
-        if found is not None:
-            return found
-        info = self._context.request_info(request)
-        weight = self._knobs.tenant_weight.get(info.tenant, info.weight)
-        account = self._accounts.get(info.tenant)
-        if account is None:
-            account = self._accounts[info.tenant] = Account(info.tenant, weight, self._time.now)
-        account.weight = weight
-        account.requests += 1
-        made = self._records[request.request_id] = _Record(account, request)
-        return made
-
-    def _want(self, record: _Record) -> None:
-        if record.pending:
-            return
-        record.pending = True
-        account = record.account
-        account.demand += 1
-        if account.demand > 1:
-            return
-        self._time.advance()
-        if account.service < self._time.now:
-            account.service = self._time.now
-            self._lifts += 1
-        self._time.enter(account)
-        # If it is the only one, its service from here on is not held against it.
-        self._time.advance()
-
-    def _forget(self) -> None:
-        """Drop tenants without requests that would be lifted if they came back."""
-        self._accounts = {
-            tenant: account
-            for tenant, account in self._accounts.items()
-            if account.requests or account.service > self._time.now
-        }
-        self._forget_above = 64 + 2 * len(self._accounts)
-
-    def _spread(self) -> float:
-        """By how much the counters of active tenants differ now, tokens per weight."""
-        services = [account.service for account in self._accounts.values() if account.demand]
-        return max(services) - min(services) if services else 0.0
+        """Forget it."""
+        self._ledger.finish(request.request_id)
+        self._roomless.finish(request)
 
 
 def build(knobs: WfqKnobs, context: Any) -> Hooks:

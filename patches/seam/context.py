@@ -143,7 +143,8 @@ class Context:
     def preempt(self, request: Any) -> bool:
         """Take a running request's blocks and put it back into the queue; only from `before_schedule`.
 
-        Returns False, and does nothing, if it is not running or its blocks cannot be freed yet.
+        Returns False, and does nothing, if it is not running or its blocks cannot be freed yet: where a KV connector loads,
+        upstream holds the blocks of all who run in the pass under way, and `tiering` sees to it that it need not.
         Progress is lost up to what the prefix cache keeps: preempt only for a gain above that.
         """
         done = self._runtime.preempt(request)

@@ -10,7 +10,7 @@ What they may cost the traffic. At the start: nothing, the engine has not said t
 comes while one is computed waits for the end of that step. That is the time of one step with `idle_tokens` of prefill
 and nothing else, or, where `beside_tokens` allows one beside decodes, what these tokens add to that step. Seats and blocks
 cost nothing: those of one that runs are given back before the next pass that has somebody waiting, and it takes
-only blocks that hold nothing, as long as a whole prompt and a whole step fit beside it.
+only blocks that hold nothing, as long as a whole prompt and a whole step fit beside it. What a `Share` says can loosen each.
 """
 
 from __future__ import annotations
@@ -244,11 +244,13 @@ class Injector:
         return tokens if tokens > 0 and self._blocks_suffice(prefix, cached, tokens) else 0
 
     def _blocks_suffice(self, prefix: OwnPrefix, cached: int, tokens: int) -> bool:
-        """Whether enough blocks are free beside it for the longest prompt, a whole step, and growth of what runs."""
+        """Whether enough blocks are free beside it for a whole step, growth of what runs, and (`Share`) the longest prompt."""
         scheduler, manager = self._runtime.scheduler, self._runtime.scheduler.kv_cache_manager
         size, groups = scheduler.block_size, len(scheduler.kv_cache_config.kv_cache_groups)
         fresh = groups * (tokens // size)
-        beside = scheduler.max_model_len // size + scheduler.max_num_scheduled_tokens // size
+        beside = scheduler.max_num_scheduled_tokens // size
+        if prefix.share.beside_longest:
+            beside += scheduler.max_model_len // size
         beside = groups * (beside + len(scheduler.running) + 2) + manager.watermark_blocks
         if self._starting:
             # No traffic yet, and nothing referenced.

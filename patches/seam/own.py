@@ -28,12 +28,15 @@ class Share:
         in_flight: how many may be in steps that are not over yet; 2 keep up with asynchronous scheduling, where a step is
             scheduled before the last one is over. A request that comes waits for as many of ours.
         evict: whether blocks with something cached may be reused for it.
+        beside_longest: whether it keeps out unless the longest prompt that the model takes would find its blocks beside it.
+            Without, a request that comes may have to wait for ours to give back theirs: for its step, and no longer.
     """
 
     idle_tokens: int = 128
     beside_tokens: int = 0
     evict: bool = False
     in_flight: int = 1
+    beside_longest: bool = True
 
 
 @dataclass(slots=True, eq=False)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol, get_args
 
@@ -73,6 +74,16 @@ def knob_unit(knobs: type[Knobs], name: str) -> str:
     return UNITS.get(words[-1], "")
 
 
+def input_files(knobs: Knobs) -> dict[str, Path]:
+    """The files that knobs name and whose content is part of a plan: those marked `json_schema_extra={"input_file": True}`."""
+    named = {}
+    for name, info in type(knobs).model_fields.items():
+        extra = info.json_schema_extra
+        if isinstance(extra, dict) and extra.get("input_file") and (value := getattr(knobs, name)):
+            named[name] = Path(value)
+    return named
+
+
 def _is_number(annotation: Any) -> bool:
     if annotation in (int, float):
         return True
@@ -128,9 +139,8 @@ class Hooks:
         eviction_hint: a block's extra worth, summed over all patches: below 0 it is evicted first, above 0 last.
             Best a table (`patches.seam.worth.Worths`); of changes tell `Context.revalue`.
         on_touch: blocks of a prefix hit; those with `ref_cnt == 0` are still in the free queue.
-        on_take: blocks that leave the free queue to be filled anew, their hashes still on them. Once an allocation,
-            so it costs less than `on_evict`, which is called for each of them.
-        on_evict: a cached block and its hash, before the hash is removed.
+        on_evict: cached blocks and their hashes, before these are removed; those of one allocation, or of one failed
+            load, at once. Not told of: a reset of the whole cache, a state block that a hybrid model overwrites.
         expire: (request id, stop reason) of requests to end; asked before each scheduling pass, ahead of
             `before_schedule`, in order of rank. They are not scheduled again, and the reason
             (`patches.seam.endings`) is delivered with the next update. Unknown ids are passed over.
@@ -157,8 +167,7 @@ class Hooks:
     eviction_owner: Callable[[list[Any]], BlockQueue] | None = None
     eviction_hint: Callable[[Any], float] | None = None
     on_touch: Callable[[Any], None] | None = None
-    on_take: Callable[[list[Any]], None] | None = None
-    on_evict: Callable[[Any, Any], None] | None = None
+    on_evict: Callable[[list[Any], list[Any]], None] | None = None
     expire: Callable[[float], Iterable[tuple[str, str]]] | None = None
     on_own: Callable[[str, str, float], None] | None = None
     report: Callable[[str], str] | None = None

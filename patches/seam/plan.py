@@ -5,14 +5,15 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from harness.errors import UserError
 from patches.catalogue import CATALOGUE
 from patches.seam import registry
 from patches.seam.knob_values import knob_overrides, make_knobs
-from patches.seam.patch import Knobs, Patch
+from patches.seam.patch import Knobs, Patch, input_files
 from patches.seam.seams import SEAMS
 
 SCHEMA = 1
@@ -21,11 +22,32 @@ _CATALOGUE_ORDER = {entry.name: index for index, entry in enumerate(CATALOGUE)}
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """A patch and its knobs. `source` is what finds it again: its name or its import path."""
+    """A patch and its knobs. `source` is what finds it again: its name or its import path.
+
+    `files`: sha256 of the input files that knobs name, by knob, as they are now.
+    """
 
     patch: Patch
     knobs: Knobs
     source: str
+    files: Mapping[str, str] = field(init=False, hash=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "files", {k: _digest(path) for k, path in input_files(self.knobs).items()})
+
+    def to_json(self) -> dict[str, Any]:
+        """As it stands in a plan; files only where there are some."""
+        files = {"files": dict(self.files)} if self.files else {}
+        return {"source": self.source, "knobs": self.knobs.model_dump(mode="json"), **files}
+
+    def check_files(self, planned: Mapping[str, str]) -> None:
+        """UserError if a file is another one than when it was planned."""
+        for knob, digest in planned.items():
+            if self.files.get(knob) != digest:
+                raise UserError(
+                    f"{self.patch.name}.{knob}: {getattr(self.knobs, knob, '')} has changed since this was planned; "
+                    "put it back, or start a new run"
+                )
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,33 +117,34 @@ class PatchPlan:
         """Everything that another process needs to resolve the same plan; one line, keys sorted."""
         data = {
             "schema": SCHEMA,
-            "patches": [
-                {"source": chosen.source, "knobs": chosen.knobs.model_dump(mode="json")}
-                for chosen in self.patches
-            ],
+            "patches": [chosen.to_json() for chosen in self.patches],
         }
         return json.dumps(data, sort_keys=True, separators=(",", ":"))
 
     @classmethod
     def from_json(cls, text: str) -> PatchPlan:
-        """The plan that `to_json` wrote; UserError if it is none, or if a patch is not to be found here."""
+        """The plan that `to_json` wrote; UserError if it is none, a patch is not to be found here, or a file has changed."""
         try:
             data = json.loads(text)
             if data["schema"] != SCHEMA:
                 raise ValueError(f"schema {data['schema']!r}, expected {SCHEMA}")
-            entries = [(str(entry["source"]), dict(entry["knobs"])) for entry in data["patches"]]
+            entries = [
+                (str(entry["source"]), dict(entry["knobs"]), dict(entry.get("files", {})))
+                for entry in data["patches"]
+            ]
         except (ValueError, KeyError, TypeError) as error:
             raise UserError(
                 f"this is not a patch plan: {error}; write one with `bench plan --json FILE`"
             ) from error
         chosen = []
-        for source, values in entries:
+        for source, values, files in entries:
             patch = registry.find(source)
             chosen.append(Chosen(patch, make_knobs(patch, values), source))
+            chosen[-1].check_files(files)
         return cls(tuple(chosen))
 
     def sha256(self) -> str:
-        """Hash of the patches and knob values, hex."""
+        """Hash of the patches, knob values and the files that these name, hex."""
         return hashlib.sha256(self.to_json().encode()).hexdigest()
 
 
@@ -156,6 +179,13 @@ def split_names(enable: str | Iterable[str]) -> tuple[str, ...]:
     """Names from `a,b` or ["a", "b,c"]; blanks dropped."""
     texts = [enable] if isinstance(enable, str) else list(enable)
     return tuple(name for text in texts for name in (part.strip() for part in text.split(",")) if name)
+
+
+def _digest(path: Path) -> str:
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror}; name a file that can be read") from error
 
 
 def _canonical(chosen: Chosen) -> tuple[int, str]:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import islice
 from operator import itemgetter
 from typing import Any
 
@@ -69,13 +68,6 @@ def in_order(heap: Sequence[Any], looks: int, key: Callable[[Any], Any] = itemge
             heapq.heappush(frontier, (key(heap[child]), child))
 
 
-def live_requests(heap: Sequence[_Item], most: int) -> Iterator[tuple[Key, Any]]:
-    """Key and request of the first live items of a heap; fewer than `most` if they are under many that are not."""
-    for key, stamp, entry in in_order(heap, 64 + 4 * most):
-        if entry.stamp == stamp:
-            yield key, entry.request
-
-
 class KeyedRequestQueue(RequestQueue):
     """Requests in order of a key, smallest first, with gates that hold some back inside the queue.
 
@@ -106,6 +98,8 @@ class KeyedRequestQueue(RequestQueue):
         self._on_put_back = on_put_back
         self._choice = choice
         self._window = Window()
+        # For `first`; made when it is asked.
+        self._ahead: Window | None = None
         self._now = clock()
         self._entries: dict[Any, _Entry] = {}
         # One heap for ready requests, then one for each gate's held ones.
@@ -246,10 +240,13 @@ class KeyedRequestQueue(RequestQueue):
         return timers[0][0] if timers else None
 
     def first(self, most: int) -> list[Any]:
-        """The first `most` requests by key that no gate holds; gates are not asked. O(most log most)."""
-        found = list(islice(live_requests(self._heaps[_READY], most), most))
+        """The first `most` requests by key that no gate holds; gates are not asked. O(most), at times O(most log n)."""
+        if self._ahead is None or self._ahead.least < most:
+            self._ahead = Window(most, 2 * most)
+            self._ahead.gather(self._heaps[_READY])
+        found = self._ahead.first(self._heaps[_READY])[:most]
         self._horizon = found[-1][0] if len(found) == most else None
-        return [request for _, request in found]
+        return [entry.request for _, _, entry in found]
 
     @property
     def changes(self) -> int:
@@ -287,7 +284,7 @@ class KeyedRequestQueue(RequestQueue):
             if best is None:
                 return None
             entry: _Entry = best[2]
-            if self._choice is not None and entry.where == _READY:
+            if self._choice is not None and entry.where == _READY and self._choice.useful():
                 entry = self._choice.of(self._window.first(self._heaps[_READY]), self._now)
             if self._passes(entry):
                 self._head = entry
@@ -329,8 +326,11 @@ class KeyedRequestQueue(RequestQueue):
         heap = self._heaps[entry.where]
         item = (entry.key, entry.stamp, entry)
         heapq.heappush(heap, item)
-        if self._choice is not None and entry.where == _READY:
-            self._window.pushed(item)
+        if entry.where == _READY:
+            if self._choice is not None:
+                self._window.pushed(item)
+            if self._ahead is not None:
+                self._ahead.pushed(item)
         self._head = None
         if len(heap) > 64 + 2 * len(self._entries):
             self._heaps = [[item for item in h if item[2].stamp == item[1]] for h in self._heaps]

@@ -5,8 +5,7 @@ from __future__ import annotations
 import importlib
 import math
 import sys
-from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +20,7 @@ from patches.seam.queue import Key, KeyedRequestQueue, in_order
 from patches.seam.receipt import Tallies
 from patches.seam.running import AFTER_ALL, RunningOrder
 from patches.seam.tenant_queue import TenantQueue
+from patches.seam.ticket import Ticket, extra_of, info_of
 from patches.seam.window import Choice
 from patches.seam.worth import Worth
 
@@ -39,16 +39,6 @@ def scheduler_clock() -> float:
     """Seconds on the scheduler's clock, read through its own module so that a replaced clock is seen."""
     module: Any = sys.modules.get(_SCHEDULER_MODULE) or importlib.import_module(_SCHEDULER_MODULE)
     return float(module.time.monotonic())
-
-
-class Ticket:
-    """What the adapter remembers of one request; lives and dies with it."""
-
-    __slots__ = ("info", "key")
-
-    def __init__(self, info: RequestInfo) -> None:
-        self.info = info
-        self.key: Key = ()
 
 
 class Runtime:
@@ -118,7 +108,6 @@ class Runtime:
         self.on_pick = tuple(map(self._but_own, kinds.compile_observers(bound("on_pick"))))
         self.on_put_back = tuple(map(self._but_own, kinds.compile_observers(bound("on_put_back"))))
         self.on_touch = kinds.compile_observers(bound("on_touch"))
-        self.on_take = kinds.compile_observers(bound("on_take"))
         self.on_evict = kinds.compile_observers(bound("on_evict"))
         self.reports = {name: hook for name, hook, _ in bound("report")}
         self.has_key = bool(keys or rank)
@@ -142,7 +131,7 @@ class Runtime:
         """The queue that takes the place of upstream's; `policy` is what the engine was configured with."""
         replaced = any("scheduling_policy" in chosen.patch.replaces for chosen in self.plan.patches)
         self._native_priority = policy.value == "priority" and not replaced
-        choice = None if self.prefer is None else Choice(self.prefer, self.level_of)
+        choice = None if self.prefer is None else Choice(self.prefer, self.level_of, self._has_seat)
         notices = (self.on_pick, self.on_put_back, choice)
         queue: KeyedRequestQueue
         if self.by_tenant:
@@ -160,6 +149,9 @@ class Runtime:
             queue = KeyedRequestQueue(self.key_of, self.clock, self.gates, *notices)
         self._queues.append(queue)
         return queue
+
+    def _has_seat(self) -> bool:
+        return len(self.scheduler.running) < self.scheduler.max_num_active_reqs
 
     def _spare(self, blocks: list[Any]) -> Any:
         """The free queue of a plan whose patches only say what blocks are worth: LRU but for that."""
@@ -203,20 +195,9 @@ class Runtime:
         found: Ticket | None = request.__dict__.get(TICKET_ATTR)
         if found is not None:
             return found
-        params = request.sampling_params
-        extra = (params.extra_args if params is not None else None) or {}
-        if own := self.is_own(request):
-            extra = {"tenant": OWN_TENANT}
-        info = RequestInfo(
-            tenant=str(extra.get("tenant", "")),
-            tier=str(extra.get("tier", "")),
-            priority=int(request.priority),
-            prompt_tokens=int(request.num_prompt_tokens),
-            queued_s=self.clock(),
-            sequence=self._arrivals,
-            weight=_positive(extra.get("weight"), 1.0),
-            slo_ttft_s=_positive(extra.get("slo_ttft_ms"), math.inf) / 1e3,
-        )
+        own = self.is_own(request)
+        extra = {"tenant": OWN_TENANT} if own else extra_of(request)
+        info = info_of(request, extra, self.clock(), self._arrivals)
         # The numbers are the clients': those without any of ours.
         self._arrivals += not own
         made = Ticket(info)
@@ -228,8 +209,7 @@ class Runtime:
         found: Ticket | None = request.__dict__.get(TICKET_ATTR)
         if found is not None:
             return found.info.tenant
-        params = request.sampling_params
-        return str(((params.extra_args if params is not None else None) or {}).get("tenant", ""))
+        return str(extra_of(request).get("tenant", ""))
 
     def info(self, request: Any) -> RequestInfo:
         """Who the request belongs to."""
@@ -353,9 +333,12 @@ class Runtime:
         if self.expire is not None:
             self._end_named(now)
         if self.before_schedule:
-            with self._preemption_allowed():
+            self._may_preempt = True
+            try:
                 for hook in self.before_schedule:
                     hook(now)
+            finally:
+                self._may_preempt = False
         if self.has_key or self.victim_hint is not None:
             self.running_order.arrange()
         if self.injector is not None:
@@ -382,14 +365,6 @@ class Runtime:
         ended, self._ended = self._ended, []
         return ended
 
-    @contextmanager
-    def _preemption_allowed(self) -> Iterator[None]:
-        self._may_preempt = True
-        try:
-            yield
-        finally:
-            self._may_preempt = False
-
     def preempt(self, request: Any) -> bool:
         """External preemption; see `Context.preempt`."""
         scheduler = self.scheduler
@@ -410,12 +385,3 @@ class Runtime:
 def _stock_key(request: Any) -> tuple[int, float, str]:
     """How upstream's priority queue orders requests."""
     return request.priority, request.arrival_time, request.request_id
-
-
-def _positive(value: Any, otherwise: float) -> float:
-    """A number above 0 as a request may carry it, else what stands for an absent one."""
-    try:
-        number = float(value)
-    except (TypeError, ValueError):
-        return otherwise
-    return number if 0 < number < math.inf else otherwise

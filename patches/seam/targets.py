@@ -25,6 +25,7 @@ FILES: dict[str, str] = {
     "GenerateBaseServing": "entrypoints/generate/base/serving.py",
     "OpenAIServingCompletion": "entrypoints/openai/completion/serving.py",
     "create_error_response": "entrypoints/serve/exception_handling/error_response.py",
+    "SingleDirectionOffloadingHandler": "v1/kv_offload/cpu/gpu_worker.py",
 }
 
 # What the observers of a live run hang on (`harness/engines/live/telemetry/hooks.py`).
@@ -53,6 +54,13 @@ REFUSALS = (
     "GenerateBaseServing._convert_generation_error_to_streaming_response",
     "OpenAIServingCompletion.completion_stream_generator",
     "create_error_response",
+)
+
+
+# Why `tiering` need not hold freed blocks back: what upstream does so for, and that loads wait for the passes before them.
+OFFLOADING = (
+    "Scheduler._request_blocks_can_be_freed",
+    "SingleDirectionOffloadingHandler.transfer_async",
 )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from operator import itemgetter
 from typing import Any, NamedTuple
@@ -19,7 +19,7 @@ from patches.seam.queue import (
     Notice,
     _Entry,
     _Item,
-    live_requests,
+    in_order,
 )
 from patches.seam.window import Choice, Window
 
@@ -82,6 +82,13 @@ class _Lane:
 
 
 _Place = tuple[float, Key, int, _Lane]
+
+
+def live_requests(heap: Sequence[_Item], most: int) -> Iterator[tuple[Key, Any]]:
+    """Key and request of the first live items of a heap; fewer than `most` if they are under many that are not."""
+    for key, stamp, entry in in_order(heap, 64 + 4 * most):
+        if entry.stamp == stamp:
+            yield key, entry.request
 
 
 class TenantQueue(KeyedRequestQueue):
@@ -224,7 +231,7 @@ class TenantQueue(KeyedRequestQueue):
             while True:
                 entry = self._first()
                 if entry is not None:
-                    if self._choice is not None and entry.where == _READY:
+                    if self._choice is not None and entry.where == _READY and self._choice.useful():
                         lane: _Lane = entry.lane
                         entry = self._choice.of(lane.window.first(lane.heaps[_READY]), self._now)
                     if self._passes(entry):

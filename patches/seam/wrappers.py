@@ -27,7 +27,6 @@ _SCHEDULER_SEAMS = frozenset(
         "eviction_owner",
         "eviction_hint",
         "on_touch",
-        "on_take",
         "on_evict",
         "expire",
         "on_own",
@@ -36,7 +35,7 @@ _SCHEDULER_SEAMS = frozenset(
 )
 # What our queue is needed for.
 _QUEUE_SEAMS = frozenset({"request_key", "tenant_rank", "prefer", "on_pick", "on_put_back", "waiting_gate"})
-_POOL_SEAMS = frozenset({"eviction_owner", "eviction_hint", "on_touch", "on_take", "on_evict"})
+_POOL_SEAMS = frozenset({"eviction_owner", "eviction_hint", "on_touch", "on_evict"})
 #: The utility method that is put on EngineCore where a patch reports.
 REPORT_METHOD = "patchbench_report"
 
@@ -88,7 +87,7 @@ def _wrap_pool(installation: Installation, used: frozenset[str]) -> None:
     if "on_touch" in used:
         installation.wrap(module.BlockPool, "touch", _touch)
     if "on_evict" in used:
-        installation.wrap(module.BlockPool, "_maybe_evict_cached_block", _evict)
+        installation.wrap(module.BlockPool, "evict_blocks", _evict_blocks)
 
 
 def _runtime(instance: Any) -> Runtime | None:
@@ -302,24 +301,41 @@ def _free_queue(installation: Installation, stock: Any) -> Any:
             runtime = Runtime(installation.plan, installation.tallies)
         pool.__dict__[RUNTIME_ATTR] = runtime
         queue = stock(blocks) if runtime.eviction_owner is None else runtime.eviction_owner(blocks)
-        if runtime.on_take:
-            _watch_taking(queue, runtime.on_take)
+        if runtime.on_evict:
+            _watch_taking(queue, runtime.on_evict)
         return queue
 
     return free_block_queue
 
 
 def _watch_taking(queue: Any, hooks: tuple[Any, ...]) -> None:
-    """Show the hooks what this queue hands out; one queue of one engine, so nothing is to be undone."""
+    """Tell the hooks what this queue hands out; one queue of one engine, so nothing is to be undone."""
     take = queue.popleft_n
 
     def popleft_n(n: int) -> list[Any]:
         blocks: list[Any] = take(n)
-        for hook in hooks:
-            hook(blocks)
+        if n > 1:
+            _tell_evicted(blocks, hooks)
+        elif n and (name := blocks[0].block_hash) is not None:
+            # A decode that has filled its last one, as nearly every call is.
+            names = [name]
+            for hook in hooks:
+                hook(blocks, names)
         return blocks
 
     queue.popleft_n = popleft_n
+
+
+def _tell_evicted(blocks: list[Any], hooks: tuple[Any, ...]) -> None:
+    """Tell the hooks of those blocks that hold something, with their hashes, all at once."""
+    names = [block.block_hash for block in blocks]
+    if not all(names):
+        blocks = [block for block, name in zip(blocks, names, strict=True) if name is not None]
+        names = [name for name in names if name is not None]
+        if not blocks:
+            return
+    for hook in hooks:
+        hook(blocks, names)
 
 
 def _touch(original: Any) -> Any:
@@ -334,15 +350,15 @@ def _touch(original: Any) -> Any:
     return touch
 
 
-def _evict(original: Any) -> Any:
-    def maybe_evict_cached_block(self: Any, block: Any) -> Any:
+def _evict_blocks(original: Any) -> Any:
+    def evict_blocks(self: Any, block_ids: set[int]) -> None:
         runtime = _runtime(self)
-        if runtime is not None and block.block_hash is not None:
-            for hook in runtime.on_evict:
-                hook(block, block.block_hash)
-        return original(self, block)
+        if runtime is not None:
+            known = [self.blocks[each] for each in sorted(block_ids) if each < len(self.blocks)]
+            _tell_evicted(known, runtime.on_evict)
+        original(self, block_ids)
 
-    return maybe_evict_cached_block
+    return evict_blocks
 
 
 # API

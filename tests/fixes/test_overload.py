@@ -230,6 +230,23 @@ def test_what_waits_in_vain_is_refused_only_in_overload() -> None:
     assert m.hooks.victim_hint(started) == 4
 
 
+def test_what_was_late_before_an_overload_is_refused_as_it_begins() -> None:
+    m = machine()
+    late, started, gone, in_time = (m.add(100, slo_s=slo_s) for slo_s in (1.5, 1.5, 1.5, 60.0))
+    m.step((started, 10))
+    m.now += 1.5
+    assert m.expire() == {}
+    assert m.gauges["overload_late"]() == 3
+    m.finish(gone)
+    overloaded(m)
+    assert set(m.ended) == {late.request_id}
+    assert parse(m.ended[late.request_id]).code == "overload"  # type: ignore[union-attr]
+    assert {started, in_time} <= {*m.running, *m.waiting}
+    # It counts once, as a promise that was broken; and nothing is looked at a second time.
+    assert m.gauges["overload_refused_hopeless"]() == 1
+    assert m.expire() == {}
+
+
 # long prefills
 
 

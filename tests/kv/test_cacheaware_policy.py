@@ -35,7 +35,7 @@ class Line:
     def __init__(self, **knobs: Any) -> None:
         self.waiting: list[Waiting] = []
         self.gauges: dict[str, Any] = {}
-        scheduler = SimpleNamespace(running=[], max_num_active_reqs=4, block_size=16, kv_cache_manager=None)
+        scheduler = SimpleNamespace(running=[], block_size=16, kv_cache_manager=None)
         context = SimpleNamespace(
             scheduler=scheduler,
             gauge=self.gauges.__setitem__,
@@ -48,6 +48,7 @@ class Line:
         probe = SimpleNamespace(
             uncached_tokens=lambda requests: [r.num_tokens - r.cached for r in requests],
             begin_step=lambda: None,
+            forget=lambda request: None,
         )
         state._ready()
         state._probe = probe
@@ -106,13 +107,6 @@ def test_without_overtakes_it_is_the_order_of_arrival() -> None:
     line = Line(overtakes_max_times=0)
     line.waiting = [Waiting(i, 100 - i) for i in range(5)]
     assert [line.pick().number for _ in range(5)] == [0, 1, 2, 3, 4]
-
-
-def test_with_no_seat_free_nothing_is_looked_up() -> None:
-    line = Line()
-    line.waiting = [Waiting(0, 100), Waiting(1, 10)]
-    line.scheduler.running = [None] * 4
-    assert line.hooks.prefer(line.waiting, 0.0) == 0  # type: ignore[misc]
 
 
 EVENTS = st.lists(

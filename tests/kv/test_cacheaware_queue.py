@@ -149,6 +149,22 @@ TestChoice.settings = TestTenantChoice.settings = settings(
 )
 
 
+@pytest.mark.parametrize("by_tenant", [False, True])
+def test_nobody_is_asked_while_no_pick_can_come_of_it(by_tenant: bool) -> None:
+    desk = Desk(by_tenant)
+    seats = 0
+    assert desk.queue._choice is not None
+    desk.queue._choice.useful = lambda: seats > 0
+    for number in range(5):
+        desk.queue.add_request(Stub(number, 0))
+    desk.queue.begin_step(0.0)
+    assert desk.queue and desk.queue.peek_request().number == 0
+    assert desk.offered is None
+    seats = 1
+    desk.queue.begin_step(0.0)
+    assert desk.queue and desk.offered is not None and len(desk.offered) == 5
+
+
 class Counted(int):
     """A number that counts how often it is compared."""
 

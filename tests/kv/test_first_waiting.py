@@ -84,6 +84,7 @@ def test_first_is_what_would_be_offered_and_changes_tell_when_it_may_be_another(
         known, seen = queue.first(most), queue.changes
         assert known == sorted(inside, key=lambda r: (r.value, r.number))[:most]
     assert unchanged > 20, "what happens behind the first ones must not count as a change"
+    assert queue.first(2 * most) == sorted(inside, key=lambda r: (r.value, r.number))[: 2 * most]
     expected = queue.first(1000)
     assert drain(queue) == expected == sorted(inside, key=lambda r: (r.value, r.number))
 

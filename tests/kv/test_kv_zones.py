@@ -173,6 +173,24 @@ def test_nothing_is_asked_while_nobody_says_anything() -> None:
     assert asked == [blocks[0], blocks[1]], "only what is about to be evicted, and nothing that is freed"
 
 
+def test_a_table_that_is_empty_is_not_asked_beside_one_that_is_not() -> None:
+    class Silent(Worths):
+        def __call__(self, block: Any) -> float:
+            raise AssertionError("asked")
+
+    block, table = Block(1), Worths()
+    block.block_hash, table[_hash(1)] = _hash(1), 2.0
+    silent, other, tally = ("toy", Silent(), PatchTally()), ("other", table, PatchTally()), PatchTally()
+    worth = Worth([silent, other])
+    assert worth(block) == 2.0
+    assert worth.single() is table
+    assert Worth([silent]).single() is None
+    assert Worth([other, ("third", table, tally)]).single() is None
+    assert Worth([other, ("hook", lambda block: 0.0, tally)]).single() is None, (
+        "it may say something at any time"
+    )
+
+
 def test_revaluing_a_block_that_is_not_free_or_holds_nothing_does_nothing() -> None:
     bench = Bench(2)
     bench.queue.revalue(bench.blocks[0])

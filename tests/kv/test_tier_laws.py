@@ -45,6 +45,8 @@ ASKED = st.lists(
     min_size=8,
     max_size=26,
 )
+# Before any was measured: about two loads of this traffic, a microsecond or two each.
+TWO_LOADS_MS = 12 * BLOCK_BYTES / 20e9 * 1e3
 LATE = settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
@@ -55,9 +57,9 @@ def run(asked: list[Any], seed: int, *, async_scheduling: bool, loss: float = 0.
         loads: list[tuple[str, bytes]] = []
         load = world.tiers.moves.load
 
-        def noted(move: Move, *, sync: bool) -> int:
+        def noted(move: Move) -> int:
             loads.extend((move.request_id, key) for key in move.keys)
-            return load(move, sync=sync)
+            return load(move)
 
         world.tiers.moves.load = noted
         arrivals, cancels, wanted = [], {}, {}
@@ -84,7 +86,7 @@ def run(asked: list[Any], seed: int, *, async_scheduling: bool, loss: float = 0.
 
 @pytest.mark.parametrize("async_scheduling", [False, True])
 @LATE
-@given(asked=ASKED, seed=st.integers(0, 1000), sync_ms=st.sampled_from([0.0, 1000.0]))
+@given(asked=ASKED, seed=st.integers(0, 1000), sync_ms=st.sampled_from([0.0, TWO_LOADS_MS, 1000.0]))
 def test_every_request_computes_on_its_own_kv(
     async_scheduling: bool, asked: list[Any], seed: int, sync_ms: float
 ) -> None:
@@ -102,6 +104,25 @@ def test_the_traffic_of_these_tests_uses_all_tiers(async_scheduling: bool) -> No
     assert world.tiers.recoveries.preempted > 0
     assert world.tiers.counts.loads > 0 and world.tiers.counts.d2h_bytes > 0
     assert world.disk.kept
+
+
+def test_what_is_too_much_for_one_step_has_the_next() -> None:
+    """And only a load that is longer than all of that is made beside steps."""
+    knobs = KNOBS | {"reload_sync_ms": TWO_LOADS_MS, "save_ahead_share": 0.0}
+    with patched("tiering", {"tiering": knobs}) as (_, clock):
+        world = World(knobs, BLOCKS, 1, async_scheduling=False)
+        asked = [world.request(name, prompt(number, 160), 4, "a", 2) for number, name in enumerate("xa")]
+        world.run([(20 * number, request) for number, request in enumerate(asked)], {}, clock)
+        tiers = world.tiers
+        tiers.before_schedule(1.0)
+        again = world.request("b", prompt(0, 160), 4, "a", 2)
+        held = tiers.match(again, 0)[0]
+        assert held and tiers.match(again, 0) == (held, False)
+        tiers._sync_left_s = 0.0
+        assert tiers.match(again, 0) == (None, False)
+        assert tiers.counts.next_step_loads == 1
+        tiers.rates.load.bytes_per_s /= 100
+        assert tiers.match(again, 0) == (held, True)
 
 
 def run_seeds(count: int, async_scheduling: bool) -> None:

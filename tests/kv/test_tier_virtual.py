@@ -137,8 +137,8 @@ def test_a_preempted_request_is_saved_though_nothing_else_is() -> None:
     recoveries = connector.tiers.recoveries
     assert recoveries.preempted > 0
     assert recoveries.recomputed_tokens < 0.1 * recoveries.lost_tokens
-    assert 0 <= recoveries.restore_ms[1] <= recoveries.recovery_ms[1]
-    assert recoveries.recovery_ms[0] > 0
+    assert 0 <= recoveries.ms("restore")[1] <= recoveries.ms("own")[1] <= recoveries.ms("recovery")[1]
+    assert recoveries.ms("step")[0] > 0
 
 
 def test_a_load_that_costs_more_than_recomputing_is_not_made() -> None:
@@ -148,6 +148,27 @@ def test_a_load_that_costs_more_than_recomputing_is_not_made() -> None:
     assert connector.tiers.counts.loads == 0
     assert connector.tiers.counts.dear_loads > 0
     assert "h2d" not in set(run.tables["transfers"].column("link").to_pylist())
+
+
+def test_who_ran_in_the_pass_before_can_be_preempted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Upstream cannot, where a connector loads: its own shows it. Then nobody behind in the line runs in that pass."""
+    from vllm.v1.core.sched.scheduler import Scheduler
+
+    asked: list[bool] = []
+    freed = Scheduler._request_blocks_can_be_freed
+
+    def watched(self: Any, request: Any) -> bool:
+        asked.append(freed(self, request))
+        return asked[-1]
+
+    monkeypatch.setattr(Scheduler, "_request_blocks_can_be_freed", watched)
+    serve(kv_transfer_config=UPSTREAM, async_scheduling=True)
+    assert not all(asked)
+    asked.clear()
+    with installed("tiering", {"tiering": TIGHT}):
+        _, connector = serve(knobs=TIGHT, async_scheduling=True)
+    assert connector.tiers.recoveries.preempted > 0
+    assert all(asked)
 
 
 def test_the_patch_without_its_connector_says_so() -> None:

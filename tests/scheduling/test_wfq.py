@@ -144,6 +144,73 @@ def test_who_comes_back_is_lifted_to_the_least_of_those_who_want_service() -> No
     assert late in policy.scheduler.running
 
 
+def test_who_comes_back_is_ahead_by_a_burst() -> None:
+    """b starts 150 behind a and is as far after two requests of 100."""
+    policy = Policy(burst_tokens=150)
+    policy.run("a0", 600)
+    for name in ("a1", "a2", "a3"):
+        policy.add(name, 100)
+    policy.serve(a0=1)
+    first, *others = [policy.add(name, 100) for name in ("b1", "b2", "b3")]
+    assert [policy.pick().request_id for _ in range(3)] == ["b1", "b2", "a1"]
+    policy.serve(b1=100, b2=100, a1=100)
+    # A second pause brings no second burst as long as the first is not made up for.
+    before = policy.rank("b")
+    for one in (first, *others):
+        policy.finish(one)
+    policy.add("b4", 100)
+    assert policy.rank("b") == before == policy.rank("a") - 50
+
+
+@pytest.mark.parametrize("beside", ["admission", "overload"])
+def test_there_is_no_burst_where_lines_are_kept_short(beside: str) -> None:
+    policy = Policy(beside=(beside,), burst_tokens=150)
+    policy.run("a0", 600)
+    policy.add("a1", 100)
+    policy.add("b1", 100)
+    assert policy.rank("b") == policy.rank("a")
+
+
+def test_one_without_room_is_passed_by_better_classes_until_its_patience_is_over() -> None:
+    policy = Policy(beside=("edf",), grain_tokens=0, room_patience_s=5.0)
+    policy.run("a0", 100, weight=4.0)
+    policy.scheduler.free_blocks = 10
+    head = policy.add("b1", 400)
+    equal, small, better = policy.add("c1", 400), policy.add("c2", 20), policy.add("a1", 20, weight=4.0)
+    asked = [head, equal, small, better]
+
+    def held(at_s: float) -> list[str]:
+        assert policy.hooks.waiting_gate and policy.hooks.after_schedule
+        policy.serve()
+        return [r.request_id for r in asked if policy.hooks.waiting_gate(r, at_s) is not None]
+
+    # Those of its own class stay behind it, whether they need much or little.
+    assert held(1.0) == held(5.9) == ["b1", "c1", "c2"]
+    # Then the scan ends at it, as long as it finds none; and as soon as there is room nobody is held.
+    assert held(6.0) == held(6.05) == ["c1", "c2"]
+    policy.scheduler.free_blocks = 25
+    assert held(6.1) == []
+    policy.scheduler.free_blocks = 10
+    policy.finish(better)
+    policy.finish(policy.scheduler.running[0])
+    # With nobody better present there is nobody to let pass.
+    asked.remove(better)
+    assert held(20.0) == []
+
+
+@pytest.mark.parametrize("beside", [(), ("edf", "watermark")])
+def test_nobody_is_passed_where_no_classes_are_known_or_another_lets_them_pass(
+    beside: tuple[str, ...],
+) -> None:
+    policy = Policy(beside=beside, room_patience_s=5.0)
+    policy.run("a0", 100, weight=4.0)
+    policy.scheduler.free_blocks = 10
+    head = policy.add("b1", 400)
+    policy.add("a1", 20, weight=4.0)
+    assert policy.hooks.waiting_gate
+    assert policy.hooks.waiting_gate(head, 1.0) is None
+
+
 def test_who_is_ahead_stays_ahead_through_a_short_pause() -> None:
     policy = Policy()
     slow = policy.add("b1", 1000)
@@ -193,8 +260,8 @@ def test_tenants_without_anything_to_remember_are_forgotten() -> None:
         policy.finish(policy.run(f"r{i}", 10, tenant=f"tenant{i}"))
         policy.serve(z=10)
     state = policy.hooks.tenant_rank.__self__  # type: ignore[union-attr]
-    assert len(state._accounts) < 200
-    assert len(state._time._active) < 1100
+    assert len(state._ledger._accounts) < 200
+    assert len(state._ledger.time._active) < 1100
 
 
 # what a running prefill leaves

@@ -63,9 +63,14 @@ class TenantContext(FakeContext):
 
 
 class Policy:
-    """The patch with requests that a test adds, admits, serves and ends; blocks and seats are plenty."""
+    """The patch with requests that a test adds, admits, serves and ends; blocks and seats are plenty.
+
+    `wfq` is ahead by no burst unless a test says so.
+    """
 
     def __init__(self, patch: Patch = wfq.PATCH, *, beside: tuple[str, ...] = (), **knobs: Any) -> None:
+        if patch is wfq.PATCH:
+            knobs = {"burst_tokens": 0, **knobs}
         self.scheduler = FakeScheduler(free_blocks=10_000, all_blocks=10_000)
         self.context = TenantContext(self.scheduler, beside)
         self.hooks: Hooks = patch.build(patch.knobs(**knobs), self.context)  # type: ignore[arg-type]

@@ -18,6 +18,9 @@ import pytest
 
 from harness.atomic import write_json
 from harness.records import arm_dir, write_arm
+from scripts.kv_rows.cold import cold_pairs
+from scripts.kv_rows.run import ABSENT
+from scripts.kv_rows.switch import MOMENTS
 from tests.hand_records import MS, S, papers, request, tables_of
 
 SCRIPT = Path(__file__).resolve().parent.parent.parent / "scripts" / "kv_targets.py"
@@ -89,7 +92,7 @@ ARMS: dict[str, dict[str, Any]] = {
         "patches": ["tiering"],
         "cached": 50,
         "moved": 800,
-        "gauges": {"tiering": {"recovery_ms_p99": 120.0}},
+        "gauges": {"tiering": {"own_ms_p99": 130.0, "restore_ms_p99": 40.0, "recovery_ms_p99": 210.0}},
     },
     "cacheaware": {
         "patches": ["cacheaware"],
@@ -121,20 +124,20 @@ def test_each_target_is_judged_or_said_to_be_absent(targets: ModuleType, tmp_pat
     assert "75.0% of the bound" in found["slru,cacheaware,shield: hit rate"].found
     assert met("slru: hit rate on a trace against LRU, conversation.jsonl") is False
     assert met("shield: tokens recomputed") is True
-    assert (
-        met("shield+tiering: the same") is None and found["shield+tiering: the same"].found == targets.ABSENT
-    )
+    assert met("shield+tiering: the same") is None and found["shield+tiering: the same"].found == ABSENT
     assert met("tiering: recovery beyond queueing") is False
     assert met("tiering against tuned-offload: bytes moved") is True
     assert met("tiering against tuned-offload: hit rate") is True
     assert met("cacheaware: most overtakes") is False and met("cacheaware: the longest wait") is True
-    assert met("version: gold-a's hit rate back") is True
+    for moment in MOMENTS:
+        recovery = f"version: gold-a's hit rate back to 95%, {moment}"
+        assert found[recovery].met is True
+        # This run's traffic was made up, so that nobody can say what an infinite cache had found.
+        assert "not to be told" in found[f"{recovery}: infinite cache"].found
     assert met("warmup: TTFT of the first 10 s, p90") is True
+    assert met("warmup: TTFT of what was cold in tuned in the first 10 s (no hit at all), p90") is None
     assert met("warmup: passes") is True
-    assert (
-        met("cancel: gold-b's hit rate") is None
-        and found["all of them: the same figures"].found == targets.ABSENT
-    )
+    assert met("cancel: gold-b's hit rate") is None and found["all of them: the same figures"].found == ABSENT
     assert met("all KV patches") is False
     assert "clairvoyant 0.5" in found["tuned: hit rate and its bounds"].found
     shield = found["shield: tokens recomputed after preemption"]
@@ -148,6 +151,32 @@ def test_a_cell_of_several_bounds_is_met_by_either(targets: ModuleType, tmp_path
     }
     row = targets.rows(targets.Run(make(tmp_path / "run", arms)))[0]
     assert row.met is True and "90.0% of the bound" in row.found
+
+
+def test_cold_requests_are_those_that_the_baseline_found_nothing_for() -> None:
+    rows = pd.DataFrame(
+        {
+            "request_id": ["doc", "warm", "late", "chat", "gone"],
+            "intended_ns": [S, 2 * S, 11 * S, 3 * S, 4 * S],
+            "first_token_ns": [float(S + 400 * MS), 2.1 * S, 11.1 * S, float(3 * S + 100 * MS), float("nan")],
+            "cached_tokens": [0.0, 32.0, 0.0, 0.0, 0.0],
+            "measured": True,
+            "short": [False, True, True, True, True],
+        }
+    )
+    sooner = rows.assign(first_token_ns=rows["first_token_ns"] - 50 * MS).sample(frac=1, random_state=1)
+    pairs = cold_pairs([rows, rows], [sooner, rows], 0)
+    assert sorted(zip(pairs.before, pairs.after, strict=True)) == [
+        (100, 50),
+        (100, 100),
+        (400, 350),
+        (400, 400),
+    ]
+    assert pairs.documents.sum() == 2
+    chats = pairs.part(documents=False)
+    # The median of two by the nearest rank is the smaller.
+    assert chats.change(50) == (-50.0, -50.0, 0.0)
+    assert cold_pairs([rows], [sooner], 60 * S).change(90) is None
 
 
 def test_the_command(tmp_path: Path) -> None:

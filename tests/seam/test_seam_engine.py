@@ -255,6 +255,20 @@ def test_bare_block_pool_gets_the_owner_and_other_pools_do_not() -> None:
     assert type(BlockPool(8, True, 16).free_block_queue) is FreeKVCacheBlockQueue
 
 
+def test_evictions_are_told_at_once_and_also_those_by_number() -> None:
+    config = make_config()
+    with installed("tests.seam.toys.everything"):
+        scheduler = make_scheduler(config, 40)
+        run_to_end(scheduler, [make_request(config, "r", prompt(1, 160), max_tokens=2)])
+        pool = scheduler.kv_cache_manager.block_pool
+        held = sorted(block.block_id for block in pool.blocks if block.block_hash is not None)
+        assert len(held) == 10 and "evict" not in everything.LOG
+        pool.evict_blocks(set(held[:2]))
+        taken = pool.get_new_blocks(pool.get_num_free_blocks())
+    assert [sorted(told) for told in everything.LOG["evict"]] == [held[:2], held[2:]]
+    assert not any(block.block_hash for block in taken)
+
+
 def test_stock_and_patched_schedulers_side_by_side() -> None:
     config = make_config(max_num_seqs=1)
     stock = make_scheduler(config, 100)

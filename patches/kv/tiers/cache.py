@@ -6,6 +6,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from patches.kv.tiers.returns import Kind, Returns
 from patches.kv.tiers.sketch import FrequencySketch
 
 
@@ -18,6 +19,7 @@ class Entry:
         low: whether only requests of low priority used it.
         ready: False while it is being written. pins: transfers that read it, and who reserved it.
         used: number of the use that came last. doomed: to be dropped once nothing uses it.
+        passing: it is here for one request only. unproven: what it is evidence of when it is asked for.
     """
 
     key: bytes
@@ -27,20 +29,23 @@ class Entry:
     pins: int = 0
     used: int = 0
     doomed: bool = False
+    passing: bool = False
+    unproven: Kind | None = None
 
 
 class BlockCache:
     """Blocks by key in `slots` places.
 
-    While there is room everything is taken. Then a newcomer must have been asked for more often than
-    the block that would leave for it (a scan finds its way in barred), unless it `must` come in. The block
-    that leaves is the one that was used longest ago among those that nothing reads or writes; one used
+    A newcomer comes in if blocks of its kind are asked for again often enough (`least_rate`), and, where there is no room,
+    more often than those of the kind that would leave for it: both are measured (`Returns`), so that a scan finds
+    its way in barred. Unless it `must` come in. The block that leaves is one that is here in passing, if any, else the one
+    that was used longest ago among those that nothing reads or writes; one used
     by a request of high priority counts as `high_factor` times as recent. A chain is used tail first, so
     its head leaves last.
     Every call is O(1) for each block named.
 
     Args:
-        slots: places. high_factor: at least 1.
+        slots: places. high_factor: at least 1. least_rate: share of a kind that must come again, 0 to 1.
         on_evict: called with each block that leaves to make room.
     """
 
@@ -49,18 +54,21 @@ class BlockCache:
         slots: int,
         *,
         high_factor: float = 1.0,
+        least_rate: float = 0.0,
         on_evict: Callable[[Entry], None] | None = None,
     ) -> None:
         self.slots = slots
         self._high_factor = high_factor
+        self._least_rate = least_rate
         self._on_evict = on_evict
         self._entries: dict[bytes, Entry] = {}
-        # Ready and not pinned, used longest ago first; by `low`.
-        self._idle: tuple[OrderedDict[bytes, Entry], OrderedDict[bytes, Entry]] = OrderedDict(), OrderedDict()
+        # Ready and not pinned, used longest ago first: high, low, and those in passing.
+        self._idle: tuple[OrderedDict[bytes, Entry], ...] = OrderedDict(), OrderedDict(), OrderedDict()
         self._free: list[int] = []
         self._fresh = 0
         self._clock = 0
         self.seen = FrequencySketch(slots)
+        self.returns = Returns(slots)
         self.version = 0
         self.refused_worth = 0
         self.refused_full = 0
@@ -74,29 +82,55 @@ class BlockCache:
         entry = self._entries.get(key)
         return None if entry is None or entry.doomed else entry
 
+    def note(self, keys: Sequence[bytes]) -> None:
+        """A request asked for these blocks, here or not."""
+        self.seen.note(keys)
+        self.returns.asked(key for key in keys if key not in self._entries)
+
     def use(self, keys: Sequence[bytes], low: bool) -> None:
         """A request used these blocks of one chain, head first; those not here are passed over."""
         for key in reversed(keys):
             entry = self._entries.get(key)
             if entry is None:
                 continue
-            idle = self._idle[entry.low].pop(key, None)
+            idle = self._shelf(entry).pop(key, None)
             entry.low = entry.low and low
+            entry.passing = False
+            if entry.unproven is not None:
+                entry.unproven.again += 1
+                entry.unproven = None
             self._stamp(entry)
             if idle is not None:
-                self._idle[entry.low][key] = entry
+                self._shelf(entry)[key] = entry
 
-    def add(self, key: bytes, low: bool, *, must: bool = False) -> Entry | None:
-        """A place for a block that is not here, to be written; None if nothing would leave for it."""
+    def add(self, key: bytes, low: bool, *, must: bool = False, passing: bool = False) -> Entry | None:
+        """A place for a block that is not here, to be written; None if it is not worth one.
+
+        One in passing leaves first when nothing reads it any more.
+        """
         if key in self._entries:
             # Doomed, and still being read or written.
             return None
-        slot = self._place(key, must)
+        kind = None if must else self._worth(key)
+        slot = self._place(kind)
         if slot is None:
+            if kind is not None:
+                self.returns.refused(key, kind)
             return None
-        entry = self._entries[key] = Entry(key, slot, low)
+        entry = self._entries[key] = Entry(key, slot, low, passing=passing, unproven=kind)
         self._stamp(entry)
         return entry
+
+    def keep(self, entry: Entry) -> None:
+        """One that is here in passing is offered to stay."""
+        kind = self._worth(entry.key)
+        if kind.rate < self._least_rate:
+            return
+        idle = self._shelf(entry).pop(entry.key, None)
+        entry.passing, entry.unproven = False, kind
+        self._stamp(entry)
+        if idle is not None:
+            self._shelf(entry)[entry.key] = entry
 
     def written(self, keys: Sequence[bytes]) -> None:
         """These are there now; head first."""
@@ -122,7 +156,7 @@ class BlockCache:
         for key in keys:
             entry = self._entries[key]
             entry.pins += 1
-            self._idle[entry.low].pop(key, None)
+            self._shelf(entry).pop(key, None)
 
     def unpin(self, keys: Sequence[bytes]) -> None:
         """One reader less for each of these; head first."""
@@ -138,7 +172,7 @@ class BlockCache:
         if entry is None:
             return
         if entry.ready and not entry.pins:
-            self._idle[entry.low].pop(key, None)
+            self._shelf(entry).pop(key, None)
             self._drop(entry)
         else:
             entry.doomed = True
@@ -149,14 +183,24 @@ class BlockCache:
             self.remove(key)
 
     def coldest(self, low: bool) -> Iterator[Entry]:
-        """Idle blocks of one class, used longest ago first; the cache must not change meanwhile."""
+        """Idle blocks of one class, used longest ago first, without those in passing; the cache must not change meanwhile."""
         return iter(self._idle[low].values())
 
     def room(self) -> int:
         """Places that can be had: free ones and idle blocks."""
-        return self.slots - len(self._entries) + len(self._idle[0]) + len(self._idle[1])
+        return self.slots - len(self._entries) + sum(map(len, self._idle))
 
-    def _place(self, key: bytes, must: bool) -> int | None:
+    def _worth(self, key: bytes) -> Kind:
+        """The kind of a block that is offered, one more of which there is now."""
+        kind = self.returns.newcomer(key, self.seen.count(key))
+        self.returns.tried(kind)
+        return kind
+
+    def _place(self, kind: Kind | None) -> int | None:
+        """A free place, or one that is made; None if no block leaves for one of this kind. All leave for None."""
+        if kind is not None and kind.rate < self._least_rate:
+            self.refused_worth += 1
+            return None
         if self._free:
             return self._free.pop()
         if self._fresh < self.slots:
@@ -166,10 +210,13 @@ class BlockCache:
         if victim is None:
             self.refused_full += 1
             return None
-        if not must and self.seen.count(key) <= self.seen.count(victim.key):
-            self.refused_worth += 1
-            return None
-        del self._idle[victim.low][victim.key]
+        if not victim.passing:
+            leaver = self.returns.leaver(victim.key, self.seen.count(victim.key))
+            if kind is not None and kind.rate <= leaver.rate:
+                self.refused_worth += 1
+                return None
+            self.returns.gone(victim.key, leaver)
+        del self._shelf(victim)[victim.key]
         if self._on_evict is not None:
             self._on_evict(victim)
         self.evicted += 1
@@ -177,11 +224,17 @@ class BlockCache:
         return self._free.pop()
 
     def _victim(self) -> Entry | None:
-        high, low = (next(iter(idle.values()), None) for idle in self._idle)
+        high, low, passing = (next(iter(idle.values()), None) for idle in self._idle)
+        if passing is not None:
+            return passing
         if high is None or low is None:
             return low or high
         age_high, age_low = self._clock - high.used, self._clock - low.used
         return high if age_high > self._high_factor * age_low else low
+
+    def _shelf(self, entry: Entry) -> OrderedDict[bytes, Entry]:
+        """Where it lies when it is idle."""
+        return self._idle[2 if entry.passing else entry.low]
 
     def _stamp(self, entry: Entry) -> None:
         self._clock += 1
@@ -194,7 +247,7 @@ class BlockCache:
             self._drop(entry)
             return
         self._stamp(entry)
-        self._idle[entry.low][entry.key] = entry
+        self._shelf(entry)[entry.key] = entry
 
     def _drop(self, entry: Entry) -> None:
         del self._entries[entry.key]

@@ -263,10 +263,8 @@ def _new_blocks(scheduler_output: Any, block_tokens: int) -> int:
     count = 0
     for new in scheduler_output.scheduled_new_reqs:
         count += max(0, len(new.block_ids[0]) - new.num_computed_tokens // block_tokens)
-    cached = scheduler_output.scheduled_cached_reqs
-    for ids in cached.new_block_ids:
-        if ids is not None:
-            count += len(ids[0])
+    for ids in filter(None, scheduler_output.scheduled_cached_reqs.new_block_ids):
+        count += len(ids[0])
     return count
 
 

@@ -21,6 +21,7 @@ import stat
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 TENANT_BYTES = 16
@@ -42,6 +43,7 @@ class BadBlock(RuntimeError):
     """A file is missing, cut short, of something else, or its bytes are not what was written."""
 
 
+@lru_cache(maxsize=1024)
 def tenant_digest(tenant: str) -> bytes:
     """What stands for a tenant in keys and paths, 16 bytes; no two tenants share one."""
     return hashlib.blake2b(tenant.encode(), digest_size=TENANT_BYTES, person=b"kv tier tenant").digest()

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """Blocks to be copied: (GPU block, slot) each. `request_id` is whom a load is for, "" for a save."""
+    """Blocks to be copied: (GPU block, slot) each.
+
+    `request_id` is whom a load is for, "" for a save; `beside` says that the load is made beside steps.
+    """
 
     keys: tuple[bytes, ...]
     gpu_blocks: tuple[int, ...]
     slots: tuple[int, ...]
     request_id: str = ""
+    beside: bool = False
 
     @property
     def is_load(self) -> bool:
@@ -42,17 +47,17 @@ class Moves:
             self._read_by.setdefault(block, set()).add(job)
         return job
 
-    def load(self, move: Move, *, sync: bool) -> int:
+    def load(self, move: Move) -> int:
         """Copy to the GPU: before this step's forward pass, or beside steps."""
         job = self._number(move)
-        (self.sync_loads if sync else self.loads)[job] = move
+        (self.loads if move.beside else self.sync_loads)[job] = move
         return job
 
-    def overwritten(self, gpu_block: int) -> None:
-        """A block is about to get other content: saves that read it must end before the step."""
-        jobs = self._read_by.get(gpu_block)
-        if jobs:
-            self.flush |= jobs
+    def overwritten(self, blocks: Iterable[Any]) -> None:
+        """Blocks are about to get other content: saves that read them must end before the step."""
+        if self._read_by:
+            for block in blocks:
+                self.flush.update(self._read_by.get(block.block_id, ()))
 
     def take(self) -> tuple[dict[int, Move], dict[int, Move], dict[int, Move], set[int]]:
         """(saves, loads, loads before the pass, what to flush) of this step."""

@@ -45,6 +45,14 @@ class TieringKnobs(Knobs):
         False,
         description="also save generated tokens of requests that ended (those of preempted ones always are)",
     )
+    save_return_share: float = Field(
+        0.1,
+        ge=0,
+        le=1,
+        description="blocks of a kind (one tenant's, asked for equally often) are saved only while this share of them is "
+        "asked for again within the time that the host tier would hold them: 0.1 is ten moves down for one that comes "
+        "back. Those of preempted requests are always saved",
+    )
     save_step_blocks: int = Field(256, ge=1, description="blocks saved in one step, those of preempted apart")
     reload_min_blocks: int = Field(
         4, ge=1, description="a hit below the GPU shorter than this is recomputed: a load takes a step or two"
@@ -55,8 +63,8 @@ class TieringKnobs(Knobs):
     reload_sync_ms: float = Field(
         40.0,
         ge=0,
-        description="loads of so much in all hold up a step, so that their requests run in it; longer ones are "
-        "made beside steps, and the request waits for about two",
+        description="loads of so much in all hold up a step, so that their requests run in it; what is too much for "
+        "one step has the next. A load longer than this is made beside steps, and its request waits for about four",
     )
     reload_patience_ms: float = Field(
         500.0, ge=0, description="a request waits so long at most for blocks on their way from the disk"

@@ -26,25 +26,41 @@ class _Percentiles:
         self.p99 = self._sorted[-(-99 * count // 100) - 1]
 
 
+#: The times that are kept of each recovery; see `Recoveries`.
+PARTS = ("recovery", "own", "restore", "behind", "step")
+
+
 @dataclass(slots=True)
 class _Lost:
+    """One that lost its blocks: how much was in them, how much it has again, and when it got how far, s."""
+
     tokens: int
+    again_tokens: int = 0
     picked_s: float | None = None
-    restored: bool = False
+    scheduled_s: float | None = None
+    begun_s: float | None = None
+    within_s: float = 0.0
 
 
 class Recoveries:
-    """Each preemption from the loss of the blocks to the next token.
+    """Each preemption, from the loss of the blocks until the request is further than it was.
 
-    Both times count from when the request got its blocks again (before a load): what it waited in the queue for
-    them is the scheduler's doing, not this patch's. `restore` ends with the pass that gives it tokens, and
-    has the load that holds up that pass added; `recovery` ends with the next token.
+    That is the end of the first pass after which it has computed all that it had and more: for one that was decoding its
+    next token. The time until then, by whose it is:
+
+    - queue: until it has blocks again. That is the scheduler's doing, and no part of the times here.
+    - `restore`: from then on until its KV is in place: a load beside passes until a pass takes it up, a load that
+      holds up its pass as long as it does.
+    - `behind`: what was left, when it was taken up, of the pass that the GPU had been given before.
+    - `step`: the passes with the request in them, mostly one, and whatever else is in them.
+
+    `recovery` is all three, `own` is without `behind`: that is a wait for the GPU as the queue is one.
     """
 
     def __init__(self, kept: int = 4096) -> None:
         self._lost: dict[str, _Lost] = {}
-        self._recovery, self._restore = _Percentiles(kept), _Percentiles(kept)
-        self._within_step_s: dict[str, float] = {}
+        self._times = {name: _Percentiles(kept) for name in PARTS}
+        self._ended_s = 0.0
         self.preempted = 0
         self.lost_tokens = 0
         self.recomputed_tokens = 0
@@ -64,44 +80,50 @@ class Recoveries:
         lost = self._lost.get(request_id)
         if lost is not None and lost.picked_s is None:
             lost.picked_s = now_s
+            lost.again_tokens = found_tokens
             self.recomputed_tokens += max(0, lost.tokens - found_tokens)
 
     def on_load_within_step(self, request_id: str, seconds: float) -> None:
         """A load of that length will hold up the step in which it runs."""
-        if request_id in self._lost:
-            self._within_step_s[request_id] = seconds
+        lost = self._lost.get(request_id)
+        if lost is not None:
+            lost.within_s = seconds
 
     def on_scheduled(self, tokens: Mapping[str, int], now_s: float) -> None:
         """A pass gave tokens to these."""
         for request_id, lost in self._lost.items():
-            if lost.picked_s is not None and not lost.restored and request_id in tokens:
-                lost.restored = True
-                within_s = self._within_step_s.pop(request_id, 0.0)
-                self._restore.add((now_s - lost.picked_s + within_s) * 1e3)
+            if lost.picked_s is not None and lost.scheduled_s is None and request_id in tokens:
+                lost.scheduled_s = now_s
 
-    def on_token(self, request_id: str, now_s: float) -> None:
-        """It produced a token."""
-        lost = self._lost.get(request_id)
-        if lost is None or lost.picked_s is None:
-            # Output of a step that was under way when it was preempted.
-            return
+    def on_pass_ended(self, tokens: Mapping[str, int], now_s: float) -> None:
+        """The GPU is done with a pass, which gave tokens to these; to be called for each."""
+        for request_id, lost in list(self._lost.items()):
+            # What ran before it was taken up again was under way when it was preempted.
+            if lost.scheduled_s is None or request_id not in tokens:
+                continue
+            if lost.begun_s is None:
+                lost.begun_s = max(lost.scheduled_s, self._ended_s)
+            lost.again_tokens += tokens[request_id]
+            if lost.again_tokens > lost.tokens:
+                self._recovered(request_id, lost, lost.begun_s, now_s)
+        self._ended_s = now_s
+
+    def _recovered(self, request_id: str, lost: _Lost, begun_s: float, now_s: float) -> None:
         del self._lost[request_id]
-        self._recovery.add((now_s - lost.picked_s) * 1e3)
+        assert lost.picked_s is not None and lost.scheduled_s is not None
+        all_s, behind_s = now_s - lost.picked_s, begun_s - lost.scheduled_s
+        restore_s = lost.scheduled_s - lost.picked_s + lost.within_s
+        parts_s = (all_s, all_s - behind_s, restore_s, behind_s, all_s - behind_s - restore_s)
+        for part, seconds in zip(PARTS, parts_s, strict=True):
+            self._times[part].add(seconds * 1e3)
 
     def forget(self, request_id: str) -> None:
         """It ended."""
         self._lost.pop(request_id, None)
-        self._within_step_s.pop(request_id, None)
 
-    @property
-    def recovery_ms(self) -> tuple[float, float]:
-        """Median and 99th percentile to the next token; 0 before there is one."""
-        return self._recovery.p50, self._recovery.p99
-
-    @property
-    def restore_ms(self) -> tuple[float, float]:
-        """Median and 99th percentile to the pass with its KV in place; 0 before there is one."""
-        return self._restore.p50, self._restore.p99
+    def ms(self, name: str) -> tuple[float, float]:
+        """Median and 99th percentile of one of the times above; 0 before there is one."""
+        return self._times[name].p50, self._times[name].p99
 
     def __bool__(self) -> bool:
         """Whether somebody is on the way back."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from patches.kv.tiers.cache import BlockCache
@@ -18,55 +17,13 @@ from patches.kv.tiers.jobs import Move, Moves
 from patches.kv.tiers.knobs import TieringKnobs
 from patches.kv.tiers.rates import Rates
 from patches.kv.tiers.recovery import Recoveries
+from patches.kv.tiers.state import Counts, Freed, State
 from patches.seam.context import Context
 
 # Blocks that wait to be saved, at most, as a multiple of the pool: what is beyond has long been overwritten.
 _CANDIDATES = 4
 # Of the host tier, what preempted requests may hold on to until they come back.
 _RESERVED_SHARE = 0.5
-
-
-@dataclass(slots=True)
-class Counts:
-    """What happened since the start, in bytes, tokens and blocks."""
-
-    d2h_bytes: int = 0
-    h2d_bytes: int = 0
-    host_hit_tokens: int = 0
-    disk_hit_tokens: int = 0
-    asked_tokens: int = 0
-    loads: int = 0
-    loads_within_step: int = 0
-    dear_loads: int = 0
-    late_saves: int = 0
-    flushed_saves: int = 0
-    patience_ended: int = 0
-
-
-@dataclass(slots=True, eq=False)
-class _State:
-    """What is remembered of a request while it lives."""
-
-    request: Any
-    tenant: bytes
-    low: bool
-    keys: list[bytes] = field(default_factory=list)
-    local_tokens: int = 0
-    sync: bool = False
-    admitted: bool = False
-    waits_since_s: float | None = None
-    reserved: tuple[bytes, ...] = ()
-    memo: tuple[int, int, int, int] | None = None
-    found: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class _Freed:
-    """Blocks of a request that ended, head first, to be saved when they are about to leave the GPU."""
-
-    due: int
-    blocks: tuple[tuple[Any, Any, bytes], ...]
-    low: bool
 
 
 class TierScheduler:
@@ -83,17 +40,19 @@ class TierScheduler:
         self.knobs = knobs
         self._tokens, self._bytes = block_tokens, block_bytes
         factor = knobs.high_keep_factor if make_disk is not None else 1.0
-        self.host = BlockCache(max(1, knobs.host_bytes // block_bytes), high_factor=factor)
+        self.host = BlockCache(
+            max(1, knobs.host_bytes // block_bytes), high_factor=factor, least_rate=knobs.save_return_share
+        )
         self.rates = Rates(knobs)
         self.disk: DiskTier | None = make_disk(self.host) if make_disk is not None else None
         self.moves = Moves()
         self.counts = Counts()
         self.recoveries = Recoveries()
-        self._states: dict[str, _State] = {}
+        self._states: dict[str, State] = {}
         self._context: Context | None = None
         self._manager: Any = None
         self._allocated = 0
-        self._freed: deque[_Freed] = deque()
+        self._freed: deque[Freed] = deque()
         self._freed_blocks = 0
         self._sync_left_s = 0.0
         self._reserved = 0
@@ -106,6 +65,10 @@ class TierScheduler:
         """Whose requests these are, and what time it is."""
         self._context = context
         self._manager = context.scheduler.kv_cache_manager
+        # Where a connector loads, upstream holds freed blocks back for as long as a pass may write to them, and then can
+        # preempt nobody who ran in the pass before. Loads of ours, as upstream's worker makes them, wait for all that the
+        # GPU was given before them.
+        context.scheduler.defer_block_free = False
 
     @property
     def bound(self) -> bool:
@@ -122,10 +85,10 @@ class TierScheduler:
         held = [key for key in state.keys[: len(blocks)] if self.host.get(key) is not None]
         self.host.pin(held)
         places: list[tuple[Any, bytes, int]] = []
-        for block, key in zip(blocks, state.keys, strict=False):
+        for block, _, key in blocks:
             if self.host.get(key) is not None:
                 continue
-            entry = self.host.add(key, state.low, must=True)
+            entry = self.host.add(key, state.low, must=True, passing=True)
             if entry is None:
                 break
             self.host.pin([key])
@@ -136,6 +99,10 @@ class TierScheduler:
             state.reserved = tuple(held)
             self._reserved += len(held)
         else:
+            # No room to hold on to them; but nothing is as likely to be asked for.
+            for key in held:
+                if (entry := self.host.get(key)) is not None:
+                    entry.passing = False
             self.host.unpin(held)
 
     def on_finish(self, request: Any) -> None:
@@ -145,22 +112,20 @@ class TierScheduler:
         if state is None:
             return
         self._release(state)
-        blocks = self._hashed(state)
-        if not self.knobs.save_outputs:
-            blocks = blocks[: request.num_prompt_tokens // self._tokens]
+        saved = None if self.knobs.save_outputs else request.num_prompt_tokens // self._tokens
+        blocks = self._hashed(state, saved)
         if not blocks:
             return
         ahead = self._manager.block_pool.get_num_free_blocks()
         due = self._allocated + int(self.knobs.save_ahead_share * ahead)
-        freed = tuple((block, block.block_hash, key) for block, key in zip(blocks, state.keys, strict=False))
-        self._freed.append(_Freed(due, freed, state.low))
-        self._freed_blocks += len(freed)
+        self._freed.append(Freed(due, tuple(blocks), state.low))
+        self._freed_blocks += len(blocks)
         while self._freed_blocks > _CANDIDATES * self._manager.block_pool.num_gpu_blocks:
             self._freed_blocks -= len(self._freed.popleft().blocks)
 
-    def on_evict(self, block: Any) -> None:
-        """A block of the GPU is about to be overwritten."""
-        self.moves.overwritten(block.block_id)
+    def on_evict(self, blocks: Iterable[Any]) -> None:
+        """Blocks of the GPU are about to be overwritten."""
+        self.moves.overwritten(blocks)
 
     def before_schedule(self, now: float) -> None:
         """Between passes: what the disk has done, what is to be saved, put down and fetched."""
@@ -189,11 +154,17 @@ class TierScheduler:
             return None, False
         if found < self.knobs.reload_min_blocks:
             return 0, False
-        load_s = self.rates.load.seconds(found * self._bytes)
-        if load_s > self.knobs.reload_cost_ratio * self.rates.recompute_s(found * self._tokens):
+        load_s, whole_s = self.rates.load.seconds(found * self._bytes), self.knobs.reload_sync_ms / 1e3
+        # Behind those that hold up this step already.
+        done_s = whole_s - self._sync_left_s + load_s
+        if done_s > self.knobs.reload_cost_ratio * self.rates.recompute_s(found * self._tokens):
             self.counts.dear_loads += 1
             return 0, False
         state.sync = load_s <= self._sync_left_s
+        if not state.sync and load_s <= whole_s:
+            # Beside steps it would take several: it has the next one.
+            self.counts.next_step_loads += 1
+            return None, False
         return found * self._tokens, not state.sync
 
     def allocated(self, request: Any, blocks: Sequence[Any], loaded_tokens: int) -> None:
@@ -217,17 +188,17 @@ class TierScheduler:
         self.counts.host_hit_tokens += (count - from_disk) * self._tokens
         size = count * self._bytes
         self.counts.loads += 1
-        self.rates.load.begin(size)
         if state.sync:
             seconds = size / self.rates.load.bytes_per_s
             self._sync_left_s -= seconds
             self.counts.loads_within_step += 1
             self.recoveries.on_load_within_step(request.request_id, seconds)
         else:
+            self.rates.load.begin(size)
             # Those of a load within the step are named by the step itself.
             self._allocated += count
         ids = tuple(block.block_id for block in blocks[start : start + count])
-        self.moves.load(Move(keys, ids, slots, request.request_id), sync=state.sync)
+        self.moves.load(Move(keys, ids, slots, request.request_id, beside=not state.sync))
 
     def scheduled(self, new_blocks: int) -> None:
         """A pass is over; it handed out so many blocks."""
@@ -240,7 +211,8 @@ class TierScheduler:
             size = len(move.keys) * self._bytes
             if move.is_load:
                 self.counts.h2d_bytes += size
-                self.rates.load.end(size)
+                if move.beside:
+                    self.rates.load.end(size)
                 self.host.unpin(move.keys)
             else:
                 self.counts.d2h_bytes += size
@@ -264,31 +236,30 @@ class TierScheduler:
 
     # how
 
-    def _state(self, request: Any) -> _State:
+    def _state(self, request: Any) -> State:
         state = self._states.get(request.request_id)
         if state is None:
             assert self._context is not None
             info = self._context.request_info(request)
-            state = _State(request, tenant_digest(info.tenant), info.priority >= self.knobs.disk_from_rank)
+            state = State(request, tenant_digest(info.tenant), info.priority >= self.knobs.disk_from_rank)
             self._states[request.request_id] = state
         hashes = request.block_hashes
         if len(state.keys) < len(hashes):
-            state.keys += [state.tenant + bytes(one) for one in hashes[len(state.keys) :]]
+            state.keys += map(state.tenant.__add__, hashes[len(state.keys) :])
         return state
 
-    def _hashed(self, state: _State) -> list[Any]:
-        """Its blocks from the first on, as far as the GPU's cache vouches for them."""
-        out: list[Any] = []
-        for block, key in zip(
-            self._manager.get_blocks(state.request.request_id).blocks[0], state.keys, strict=False
-        ):
+    def _hashed(self, state: State, most: int | None = None) -> list[tuple[Any, Any, bytes]]:
+        """Its first blocks, as far as the GPU's cache vouches for them: block, its hash there, key."""
+        tenant, out = state.tenant, []
+        blocks = self._manager.get_blocks(state.request.request_id).blocks[0]
+        for block, key in zip(blocks[:most], state.keys, strict=False):
             # The hash of a block, with the number of its group behind it.
-            if block.block_hash is None or block.block_hash[:-4] != key[len(state.tenant) :]:
+            if (name := block.block_hash) is None or tenant + name[:-4] != key:
                 break
-            out.append(block)
+            out.append((block, name, key))
         return out
 
-    def _look_up(self, state: _State, start: int, limit: int) -> int | None:
+    def _look_up(self, state: State, start: int, limit: int) -> int | None:
         """Blocks behind `start` that the host tier has; None if more are on their way and worth waiting for."""
         assert self._context is not None
         disk_version = self.disk.cache.version if self.disk is not None else 0
@@ -309,7 +280,7 @@ class TierScheduler:
         state.waits_since_s = None
         return state.found
 
-    def _on_its_way(self, state: _State, at: int, limit: int) -> bool:
+    def _on_its_way(self, state: State, at: int, limit: int) -> bool:
         """Whether the block at this place will be in the host tier soon; fetched from the disk if that is cheaper."""
         if self.host.get(state.keys[at]) is not None:
             return True
@@ -328,23 +299,21 @@ class TierScheduler:
             return False
         return bool(self.disk.fetch(state.keys[at:end], state.low, must=True))
 
-    def _note_use(self, state: _State) -> None:
+    def _note_use(self, state: State) -> None:
         state.admitted = True
         keys = state.keys[: state.request.num_prompt_tokens // self._tokens]
         self.counts.asked_tokens += state.request.num_prompt_tokens
-        for key in keys:
-            self.host.seen.note(key)
+        self.host.note(keys)
         self.host.use(keys, state.low)
         if self.disk is not None:
-            for key in keys:
-                self.disk.cache.seen.note(key)
+            self.disk.cache.note(keys)
 
     def _slot(self, key: bytes) -> int:
         entry = self.host.get(key)
         assert entry is not None and entry.ready
         return entry.slot
 
-    def _release(self, state: _State) -> None:
+    def _release(self, state: State) -> None:
         if state.reserved:
             self._reserved -= len(state.reserved)
             self.host.unpin(state.reserved)
@@ -368,7 +337,10 @@ class TierScheduler:
             self._freed_blocks -= len(freed.blocks)
             places: list[tuple[Any, bytes, int]] = []
             for block, block_hash, key in freed.blocks:
-                if self.host.get(key) is not None:
+                entry = self.host.get(key)
+                if entry is not None:
+                    if entry.passing:
+                        self.host.keep(entry)
                     continue
                 if block.block_hash != block_hash:
                     self.counts.late_saves += 1

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from struct import Struct
+
 _ROWS = 4
 _LIMIT = 15
 _HALVED = bytes(value // 2 for value in range(256))
+_DIGEST_BYTES = 32
+_words = Struct(">4Q").unpack_from
 
 
 class FrequencySketch:
     """A count-min sketch with ageing: counts up to 15, all halved after `window` notes.
 
-    Keys are digests, so slices of them serve as hashes and nothing depends on the process. A count is
+    Keys end in a digest of 32 bytes or more, so slices of it serve as hashes and nothing depends on the process. A count is
     never too low since the last halving, and rarely too high.
     Source: G. Einziger, R. Friedman, B. Manes: TinyLFU, ACM Transactions on Storage 13(4), 2017.
     """
@@ -22,28 +27,36 @@ class FrequencySketch:
         self._window = 10 * max(1, entries)
         self._noted = 0
 
-    def note(self, key: bytes) -> None:
-        """The block was asked for once more."""
-        least = self.count(key)
-        if least < _LIMIT:
-            # Only the smallest counters grow: the others are too high by what shares them.
-            for row, place in zip(self._rows, self._places(key), strict=True):
-                if row[place] == least:
-                    row[place] = least + 1
-        self._noted += 1
-        if self._noted >= self._window:
-            self._noted //= 2
-            self._rows = [bytearray(row.translate(_HALVED)) for row in self._rows]
+    def note(self, keys: Iterable[bytes]) -> None:
+        """These blocks were asked for once more, one after the other."""
+        mask = self._mask
+        first, second, third, fourth = self._rows
+        for key in keys:
+            one, two, three, four = _words(key, len(key) - _DIGEST_BYTES)
+            one &= mask
+            two &= mask
+            three &= mask
+            four &= mask
+            least = min(first[one], second[two], third[three], fourth[four])
+            if least < _LIMIT:
+                # Only the smallest counters grow: the others are too high by what shares them.
+                if first[one] == least:
+                    first[one] = least + 1
+                if second[two] == least:
+                    second[two] = least + 1
+                if third[three] == least:
+                    third[three] = least + 1
+                if fourth[four] == least:
+                    fourth[four] = least + 1
+            self._noted += 1
+            if self._noted >= self._window:
+                self._noted //= 2
+                for row in self._rows:
+                    row[:] = row.translate(_HALVED)
 
     def count(self, key: bytes) -> int:
         """About how often it was noted, 0 to 15."""
-        return min(row[place] for row, place in zip(self._rows, self._places(key), strict=True))
-
-    def _places(self, key: bytes) -> tuple[int, int, int, int]:
         mask = self._mask
-        return (
-            int.from_bytes(key[-32:-24], "big") & mask,
-            int.from_bytes(key[-24:-16], "big") & mask,
-            int.from_bytes(key[-16:-8], "big") & mask,
-            int.from_bytes(key[-8:], "big") & mask,
-        )
+        first, second, third, fourth = self._rows
+        one, two, three, four = _words(key, len(key) - _DIGEST_BYTES)
+        return min(first[one & mask], second[two & mask], third[three & mask], fourth[four & mask])

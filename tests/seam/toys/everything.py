@@ -53,7 +53,7 @@ def build(knobs: Any, context: Any) -> Hooks:
         on_finish=lambda request, now: log("finish", (request.request_id, str(request.status))),
         on_preempt=lambda request, now: log("preempt", request.request_id),
         on_touch=lambda blocks: log("touch", len(blocks)),
-        on_evict=lambda block, block_hash: log("evict", block.block_id),
+        on_evict=lambda blocks, names: log("evict", [block.block_id for block in blocks]),
         expire=expire,
     )
 

@@ -1,0 +1,1 @@
+"""Rows of `scripts/kv_targets.py`, by what they are about."""
