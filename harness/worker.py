@@ -181,6 +181,7 @@ def _install(arm: Arm, stack: ExitStack) -> Any:
         return None
     from patches.seam.adapter import install
 
+    arm.plan.check_files()
     installation = install(arm.plan)
     stack.callback(installation.undo)
     return installation

@@ -33,7 +33,7 @@ from scripts.kv_rows.switch import switch  # noqa: E402
 
 
 def rows(run: Run, cache: Sequence[Path] = (), perf: Sequence[Path] = ()) -> list[Row]:
-    """All targets of the issue, in its order."""
+    """All targets, in the order of LANDING_PLAN.md."""
     out = [
         *hit_rate(run),
         *traces(cache),

@@ -84,7 +84,10 @@ def asked_prefixes(seeds: Iterable[tuple[int, Sequence[PlannedRequest]]], tokens
                 one.windows.add((seed, request.intended_ns // _WINDOW_NS))
                 one.count += 1
                 parent = key
-    order = sorted(found.items(), key=lambda item: (-len(item[1].windows), -item[1].count, item[0]))
+    # What another one extends stands before it, however their digests sort.
+    order = sorted(
+        found.items(), key=lambda item: (-len(item[1].windows), -item[1].count, len(item[1].tokens), item[0])
+    )
     taken: dict[str, _Prefix] = {}
     for key, one in order:
         # What it extends was asked for at least as often, and is there already unless there was no room for it.
@@ -101,7 +104,7 @@ def asked_prefixes(seeds: Iterable[tuple[int, Sequence[PlannedRequest]]], tokens
 def observed(
     run: RunRecord, arm: str, seeds: Sequence[int], phases: Sequence[int]
 ) -> list[tuple[int, list[PlannedRequest]]]:
-    """By seed the requests that an arm admitted; all seeds and phases where none are named.
+    """By seed, each once, the requests that an arm admitted; all seeds and phases where none are named.
 
     Raises:
         UserError: the arm or a seed is not there, or the run's traffic cannot be made again.
@@ -115,7 +118,7 @@ def observed(
             f"{run.path} has no {what}; it has {', '.join(name for name in run.arms if run.arms[name])}"
         )
     out = []
-    for seed in seeds or sorted(records):
+    for seed in dict.fromkeys(seeds or sorted(records)):
         workload = build_workload(plan, seed)
         if workload.sha256 != records[seed].manifest["workload"]["sha256"]:
             raise UserError(
@@ -159,6 +162,11 @@ def _write() -> None:
             raise UserError(f"{options.run} is no run's folder: `bench run` makes one")
         seeds, phases = (_numbers(getattr(options, name), f"--{name}") for name in ("seeds", "phases"))
         prompts = asked_prefixes(observed(load_run(options.run), options.arm, seeds, phases), options.tokens)
+        if not prompts:
+            raise UserError(
+                f"{options.run}: no prefix of at most {options.tokens} tokens was asked for in two half minutes; "
+                "name more --seeds or --phases, or raise --tokens"
+            )
     lines = [
         json.dumps({"name": name, "prompt_token_ids": tokens}, separators=(",", ":"))
         for name, tokens in prompts

@@ -82,7 +82,7 @@ class Row:
 
 
 def rows(f: Figures) -> list[Row]:
-    """All targets of the issue, in its order."""
+    """All targets, in the order of LANDING_PLAN.md."""
     return [*_tails(f), *_fairness(f), *_budget(f), *_together(f), *_overload(f), *_nobody_worse(f)]
 
 

@@ -13,11 +13,13 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from typing import Any
 
-from patches.fixes.rebase import Seam, find_seam_of_turns
+from patches.fixes.rebase import Prompt, Seam, find_seam_of_turns
 
-# Conversations remembered, and how many times in a row it is tried to find how prompts changed.
+# Conversations remembered, how many times in a row it is tried to find how prompts changed, and in one such try how many
+# turns, the latest first, a prompt is searched for whose last tokens all occur in it.
 _MOST_CONVERSATIONS = 64
 _MOST_TRIES = 64
+_MOST_SEARCHES = 32
 # What a conversation begins with, beyond the system prompt's whole blocks, to tell it from others.
 _TOLD_BY_TOKENS = 48
 # Share of conversations that go over under a switch, and what is taken for their usual share at least and at most.
@@ -64,6 +66,7 @@ class Conversations:
         self._seam: tuple[bytes, Seam] | None = None
         self._tries = 0
         self._stayed = self._left = 0
+        self._last_end_s = float("-inf")
         self.odds = 1.0
 
     # turns
@@ -94,7 +97,7 @@ class Conversations:
             if own is None:
                 return None
             turn = Turn(own, begins, request)
-        turn.ended_s = now
+        turn.ended_s = self._last_end_s = now
         self._ended[turn.own] = turn
         self._ended.move_to_end(turn.own)
         if len(self._ended) > _MOST_CONVERSATIONS:
@@ -105,6 +108,10 @@ class Conversations:
     def forget(self, request: Any) -> None:
         """A request ended of which nothing is to be remembered."""
         self._running.pop(request.request_id, None)
+
+    def are_over(self, now: float, longest_s: float) -> bool:
+        """Whether none is being answered or has been within `longest_s`: `move` and `ended` have nothing more to tell."""
+        return not self._running and now - self._last_end_s > longest_s
 
     # going over
 
@@ -169,10 +176,15 @@ class Conversations:
         if not candidates or self._tries >= _MOST_TRIES:
             return None
         self._tries += 1
+        prompt, searches = Prompt(request.prompt_token_ids), 0
         for turn in candidates:
-            seam = find_seam_of_turns(
-                turn.tokens, turn.prompt_tokens, request.prompt_token_ids, common_tokens
-            )
+            ends = len(turn.tokens), turn.prompt_tokens
+            if not any(prompt.may_have(turn.tokens, end) for end in ends):
+                continue
+            searches += 1
+            if searches > _MOST_SEARCHES:
+                break
+            seam = find_seam_of_turns(turn.tokens, turn.prompt_tokens, prompt, common_tokens)
             if seam is not None:
                 self._seam = (branch, seam)
                 return turn

@@ -72,18 +72,27 @@ class DeadBlocks:
         """Somebody still uses these: they are dead no more."""
         if not self.worths:
             return
+        pool = self._pool()
         for each in hashes:
-            for key, block in self._in_pool(each):
-                if self.worths.pop(key, None) is not None:
+            for key in self._keys(each):
+                # The key goes in any case: a reset of the prefix cache takes blocks away and tells nobody.
+                if self.worths.pop(key, None) is not None and (block := pool.get_one_block(key)) is not None:
                     self._context.revalue(block)
 
     def _groups(self) -> range:
         return range(len(self._context.scheduler.kv_cache_config.kv_cache_groups))
 
     def _in_pool(self, block_hash: bytes) -> list[tuple[Any, Any]]:
+        pool = self._pool()
+        return [
+            (key, block) for key in self._keys(block_hash) if (block := pool.get_one_block(key)) is not None
+        ]
+
+    def _pool(self) -> Any:
+        return self._context.scheduler.kv_cache_manager.block_pool.cached_block_hash_to_block
+
+    def _keys(self, block_hash: bytes) -> list[Any]:
         from vllm.v1.core.kv_cache_utils import make_block_hash_with_group_id
 
-        pool = self._context.scheduler.kv_cache_manager.block_pool.cached_block_hash_to_block
         name: Any = block_hash
-        keys = [make_block_hash_with_group_id(name, group) for group in self._groups()]
-        return [(key, block) for key in keys if (block := pool.get_one_block(key)) is not None]
+        return [make_block_hash_with_group_id(name, group) for group in self._groups()]

@@ -36,8 +36,8 @@ the tightest target of those that came lately, or the misses `enter_miss_share`;
 - an arrival is let in only if its predicted wait fits `accept_slo_factor` of its own target, and the standing limit: a
   line longer than what keeps the machine busy adds delay to all and tokens to nobody. A burst that is over within the
   request's own target is no such line: where `watermark` keeps blocks for better classes, and as long as these keep
-  their promises, that target is the limit as an overload begins, and falls to the standing one as it lasts. The wait is what is owed to its own level and better
-  ones (priorities, and within one the long behind the others), at the rate that its level has been getting; where there
+  their promises, that target is the limit as an overload begins, and falls to the standing one as it lasts. The wait
+  is what is owed to its own level and better ones (priorities, and within one the long behind the others), at the rate that its level has been getting; where there
   was no line to measure one by, at the pace of steps with much prefill. So the cached and the short are taken, and of
   the long as many as there is time for;
 - low levels go first. Where better ones miss, the worst level's limit shrinks, from all of it at `leave_miss_share` to

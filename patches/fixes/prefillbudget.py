@@ -23,8 +23,8 @@ HOW = """
 Beside decodes and short prompts all long prefills together get what fits into a step of a target length. The length is
 a part of the tightest deadline among the short prompts of the last seconds, and never more than a multiple of what the
 step takes without any prefill. How many tokens that is follows from the steps that were measured: what the decodes cost
-and what a prefill token costs. Beside `overload`, which shortens steps itself, the target is longer. Of these tokens a share is kept for short prompts while they wait or prefill; what they
-do not take goes to the long ones, and they always get some. Decodes have their tokens in any case.
+and what a prefill token costs. Beside `overload`, which shortens steps itself, the target is longer. Of these tokens a
+share is kept for short prompts while they wait or prefill; what they do not take goes to the long ones, and they always get some. Decodes have their tokens in any case.
 
 One long prompt prefills at a time beside others, since several would only hold more blocks, half filled. A prompt that is
 long but nearly all in the prefix cache counts as short. Who comes next is the queue's affair, except that a prompt that
@@ -32,8 +32,8 @@ can no longer be in time stands back for those that can: in an overload first co
 At least every so many admissions the first in line is taken, late or not.
 
 Ageing: as what a long prefill still needs comes closer to the time that is left until its deadline, or its patience if it
-has none, the reserve for short prompts shrinks to nothing. And as the line of those that can be in time grows towards what can be served within their deadline,
-the target length itself grows, up to a bound: longer steps serve more, for each pays for the weights once. Where more
+has none, the reserve for short prompts shrinks to nothing. And as the line of those that can be in time grows towards
+what can be served within their deadline, the target length itself grows, up to a bound: longer steps serve more, for each pays for the weights once. Where more
 comes than that could save, the target goes back and the short ones keep their latency. A long prompt
 with n others before it waits for at most as many prefills as the turns of the late allow, n times `late_turn_requests`,
 each at no less than the least tokens a step.

@@ -32,44 +32,56 @@ class Seam:
         return [*self.head, *tokens[self.old_end : end]]
 
 
-def find_seam_of_turns(
-    tokens: Sequence[int], prompt_tokens: int, new: Sequence[int], common: int
-) -> Seam | None:
+class Prompt:
+    """A prompt in which the ends of many turns are looked for: what that takes is made once."""
+
+    __slots__ = ("_data", "_known", "tokens")
+
+    def __init__(self, tokens: Sequence[int]) -> None:
+        self.tokens = list(tokens)
+        self._known = frozenset(self.tokens)
+        self._data = array("q", self.tokens).tobytes()
+
+    def may_have(self, tokens: Sequence[int], length: int) -> bool:
+        """Whether all of the last few of the first `length` tokens occur here, in whatever order; cheap."""
+        return self._known.issuperset(tokens[max(0, length - _PROBE_TOKENS) : length])
+
+    def last_end(self, wanted: Sequence[int]) -> int:
+        """Where the last occurrence of the wanted tokens ends; 0 if there is none."""
+        part = array("q", wanted)
+        data, probe, limit = self._data, part.tobytes(), len(self._data)
+        while (at := data.rfind(probe, 0, limit)) >= 0:
+            if at % part.itemsize == 0:
+                return at // part.itemsize + len(wanted)
+            limit = at + len(probe) - 1
+        return 0
+
+
+def find_seam_of_turns(tokens: Sequence[int], prompt_tokens: int, new: Prompt, common: int) -> Seam | None:
     """As `find_seam`, of a prompt and its answer; if that does not come back as it was generated, of the prompt alone."""
-    seam = find_seam(tokens, new, common)
-    if seam is None and (seam := find_seam(tokens[:prompt_tokens], new, common)) is not None:
+    seam = find_seam(tokens, len(tokens), new, common)
+    if seam is None and (seam := find_seam(tokens, prompt_tokens, new, common)) is not None:
         seam = Seam(seam.old_end, seam.head, answers=False)
     return seam
 
 
-def find_seam(old: Sequence[int], new: Sequence[int], common: int) -> Seam | None:
-    """How the `new` prompt of a conversation came from the `old` tokens (its last prompt and answer); None if it did not.
+def find_seam(old: Sequence[int], length: int, new: Prompt, common: int) -> Seam | None:
+    """How the `new` prompt of a conversation came from the first `length` of the `old` tokens; None if it did not.
 
     Args:
+        old: its last prompt and answer.
         common: tokens that both begin with.
     """
-    old, new = list(old), list(new)
-    if len(old) - common < 2 * _PROBE_TOKENS:
+    if length - common < 2 * _PROBE_TOKENS:
         return None
     # The end of the old tokens lies somewhere in the new prompt, if the conversation simply went on.
-    end = _last_end(new, old[-_PROBE_TOKENS:])
+    end = new.last_end(old[length - _PROBE_TOKENS : length])
     if end <= common + _PROBE_TOKENS:
         return None
-    back = 0
-    while back < min(len(old), end) - common and old[len(old) - 1 - back] == new[end - 1 - back]:
+    tokens, back = new.tokens, 0
+    while back < min(length, end) - common and old[length - 1 - back] == tokens[end - 1 - back]:
         back += 1
-    old_end, new_end = len(old) - back, end - back
+    old_end, new_end = length - back, end - back
     if back < 2 * _PROBE_TOKENS or old_end < common or new_end < common:
         return None
-    return Seam(old_end, tuple(new[:new_end]))
-
-
-def _last_end(tokens: list[int], wanted: list[int]) -> int:
-    """Where the last occurrence of the wanted tokens ends; 0 if there is none."""
-    whole, part = array("q", tokens), array("q", wanted)
-    data, probe, limit = whole.tobytes(), part.tobytes(), len(whole) * whole.itemsize
-    while (at := data.rfind(probe, 0, limit)) >= 0:
-        if at % whole.itemsize == 0:
-            return at // whole.itemsize + len(wanted)
-        limit = at + len(probe) - 1
-    return 0
+    return Seam(old_end, tuple(tokens[:new_end]))

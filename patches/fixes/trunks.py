@@ -11,7 +11,7 @@ Only products of fractions decide, so every machine decides alike.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -115,7 +115,7 @@ class Trunk:
         self._settled = 0
         # Whether it was judged by the few requests that made a switch certain, and is to be measured again.
         self._young = False
-        self._branches: dict[bytes, _Branch] = {}
+        self._branches: OrderedDict[bytes, _Branch] = OrderedDict()
         self._total = 0
         self._latest: deque[bytes | None] = deque(maxlen=_LATEST)
 
@@ -180,7 +180,7 @@ class Trunk:
             branch = self._branches.pop(leaves, None) or _Branch(hashes, common)
             self._branches[leaves] = branch
             if len(self._branches) > _MOST_BRANCHES:
-                del self._branches[next(iter(self._branches))]
+                self._branches.popitem(last=False)
             branch.shared.see(hashes)
         for name, each in self._branches.items():
             # The one that has just appeared weighs as if its share had been the least that is assumed.

@@ -14,6 +14,8 @@ from patches.seam.own import Share
 from patches.seam.patch import Hooks, Knobs, Patch
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from patches.seam.context import Context
 
 # Bounds of what is remembered: tenants, and branches of each whose blocks are known.
@@ -87,13 +89,40 @@ class _Tenant:
     def __init__(self, trunk: Trunk) -> None:
         self.trunk = trunk
         # Blocks of its requests by the block with which these leave the trunk (None: they do not).
-        self.blocks: dict[bytes | None, dict[bytes, None]] = {}
+        self.blocks: OrderedDict[bytes | None, OrderedDict[bytes, None]] = OrderedDict()
         self.conversations = Conversations()
         # After a switch: those of the prompt before, the new one's branch, and tokens that both begin with.
         self.before: tuple[Conversations, bytes, int] | None = None
         self.moved = False
         # When conversations were last computed for a switch that was not certain.
         self.ahead_s = float("-inf")
+
+    def used(self, leaves: bytes | None, hashes: Sequence[bytes], most: int) -> None:
+        """A request that leaves the trunk with that block has filled or found these; `most` are remembered."""
+        known = self.blocks.setdefault(leaves, OrderedDict())
+        self.blocks.move_to_end(leaves)
+        known.update(dict.fromkeys(hashes))
+        while len(known) > most:
+            known.popitem(last=False)
+        if len(self.blocks) > _MOST_BRANCHES:
+            # The trunk's own are wanted at a switch, however many branches have come since.
+            del self.blocks[next(name for name in self.blocks if name is not None)]
+
+    def gone_over(self, branch: bytes) -> OrderedDict[bytes, None]:
+        """That branch is the trunk from now on; returns what was known of the old one's own blocks.
+
+        Other branches left a trunk that is gone, and are forgotten.
+        """
+        old, new = (self.blocks.get(name, OrderedDict()) for name in (None, branch))
+        self.blocks.clear()
+        self.blocks[None] = new
+        return old
+
+    def forget(self, request: Any) -> None:
+        """Nothing is to be remembered of a request, under whichever prompt it began."""
+        self.conversations.forget(request)
+        if self.before is not None:
+            self.before[0].forget(request)
 
 
 class Versions:
@@ -137,6 +166,9 @@ class Versions:
         if tenant.before is not None and not tenant.moved:
             before, branch, _ = tenant.before
             tenant.moved = self._move(before, branch, now)
+        if tenant.before is not None and tenant.before[0].are_over(now, self._knobs.conversation_s):
+            # Nothing is owed to them any more, and what they said takes memory.
+            tenant.before = None
         own = self._beyond(tenant, hashes)
         if own is not None and self._follows(request):
             tenant.conversations.began(own, self._begins(tenant), request)
@@ -151,15 +183,9 @@ class Versions:
         if tenant is None:
             return
         if not tenant.trunk.blocks or not done:
-            tenant.conversations.forget(request)
+            tenant.forget(request)
             return
-        leaves = tenant.trunk.version_of(hashes)
-        known = tenant.blocks.setdefault(leaves, {})
-        known.update(dict.fromkeys(done))
-        while len(known) > self.dead.limit:
-            del known[next(iter(known))]
-        if len(tenant.blocks) > _MOST_BRANCHES:
-            del tenant.blocks[next(iter(tenant.blocks))]
+        tenant.used(tenant.trunk.version_of(hashes), done, self.dead.limit)
         if self._follows(request):
             self._ended(tenant, request, now)
 
@@ -193,11 +219,13 @@ class Versions:
 
     def _follows(self, request: Any) -> bool:
         """Whether what goes on from this request can be computed ahead."""
-        return bool(
-            self._knobs.conversation_s
-            and request.prompt_token_ids is not None
-            and not request.mm_features
-            and request.lora_request is None
+        return bool(self._knobs.conversation_s) and self._is_plain(request)
+
+    @staticmethod
+    def _is_plain(request: Any) -> bool:
+        """Whether its blocks are those of its tokens alone: others' have hashes that no request of ours gets."""
+        return (
+            request.prompt_token_ids is not None and not request.mm_features and request.lora_request is None
         )
 
     @staticmethod
@@ -242,15 +270,13 @@ class Versions:
         self.switches += 1
         self._context.count("switches")
         alive = frozenset(switch.new)
-        dead = [each for each in tenant.blocks.pop(None, {}) if each not in alive]
         branch = switch.new[switch.common]
-        if branch in tenant.blocks:
-            tenant.blocks[None] = tenant.blocks.pop(branch)
-        self.dead.demote(dead, name)
+        self.dead.demote([each for each in tenant.gone_over(branch) if each not in alive], name)
         # The new trunk itself: nearly always there already, since it was what told.
         size = self._context.scheduler.hash_block_size
-        tokens = request.prompt_token_ids[: len(switch.new) * size]
-        self._context.inject(tokens, name=f"{name}-trunk", cache_salt=request.cache_salt, share=self._share)
+        if self._is_plain(request):
+            tokens, salt = request.prompt_token_ids[: len(switch.new) * size], request.cache_salt
+            self._context.inject(tokens, name=f"{name}-trunk", cache_salt=salt, share=self._share)
         tenant.before = tenant.conversations, branch, switch.common * size
         tenant.conversations, tenant.moved = Conversations(), False
 

@@ -377,8 +377,8 @@ the request that was to compute them had not got there yet, or because they lie 
 asks for another remedy: none, a better choice of what to evict, a better order, a shared salt.""",
     how="""\
 An observer: it changes no decision. After each scheduling pass it notes which blocks the admitted requests looked for and
-how many were found, and which blocks were evicted for whom. Every five seconds, and when it is asked, the notes are worked off in arrays. The last
-event of each block (a look-up or an eviction, and whose) is kept in a table of fixed size; from it follows why a
+how many were found, and which blocks were evicted for whom. Every five seconds, and when it is asked, the notes are
+worked off in arrays. The last event of each block (a look-up or an eviction, and whose) is kept in a table of fixed size; from it follows why a
 block is not there: never (nobody asked for it within memory), evicted (by whose request), cut (it may be there, but a
 block before it was evicted), unlanded (it was asked for, and whoever asked had not computed it yet), other_salt (the
 same text was asked for before, under another cache salt only). First admissions count, as for the hit rate; what comes

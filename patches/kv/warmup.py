@@ -235,8 +235,8 @@ has not said it is ready has nothing else to do. Upstream's own warm-up runs mad
 for.""",
     how="""\
 From a list (`scripts/prompt_list.py` writes one, of known prompts or of what an earlier run's requests asked for most; a
-run with another list is another run): the prompts are computed as requests of our own (one output token, which goes nowhere) while the engine
-starts, before it answers that it is ready. The clock of the virtual engine starts after that; how long it took is in
+run with another list is another run): the prompts are computed as requests of our own (one output token, which goes
+nowhere) while the engine starts, before it answers that it is ready. The clock of the virtual engine starts after that; how long it took is in
 the run's record. From traffic: a prefix that many requests of the last two windows began with, and that has left
 the cache, is computed again in steps in which nothing runs and nobody waits, in chunks of `idle_tokens`.
 

@@ -23,7 +23,7 @@ _Aside = tuple[int, float, int, int, Any]
 
 
 class Worth(Protocol):
-    """What patches say a block is worth: `patches.kv.worth.Worth`, or anything that answers alike."""
+    """What patches say a block is worth: `patches.seam.worth.Worth`, or anything that answers alike."""
 
     def __call__(self, block: Any) -> float: ...
 

@@ -37,9 +37,9 @@ class Roomless:
         """It ended."""
         self._since_s.pop(request.request_id, None)
         rank = class_of(self._context.request_info(request))
-        self._present[rank] -= 1
-        if not self._present[rank]:
-            del self._present[rank]
+        left = self._present.pop(rank, 1) - 1
+        if left:
+            self._present[rank] = left
 
     def holds(self, request: Any, now: float) -> str | None:
         """Why it must let others pass; None if it need not."""

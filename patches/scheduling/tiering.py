@@ -43,6 +43,7 @@ def build(knobs: TieringKnobs, context: Context) -> Hooks:
     """The hooks for one engine: they tell its connector what vLLM does not."""
     steps = StepTime()
     found: list[TierScheduler] = []
+    counted_blocks = 0
 
     def tiers() -> TierScheduler:
         if not found:
@@ -58,10 +59,7 @@ def build(knobs: TieringKnobs, context: Context) -> Hooks:
         return found[0]
 
     def before_schedule(now: float) -> None:
-        moves = tiers().moves
-        found[0].before_schedule(now)
-        if moves.saves:
-            context.count("saved_blocks", sum(len(move.keys) for move in moves.saves.values()))
+        tiers().before_schedule(now)
 
     def on_preempt(request: Any, now: float) -> None:
         tiers().on_preempt(request)
@@ -73,8 +71,13 @@ def build(knobs: TieringKnobs, context: Context) -> Hooks:
             found[0].on_evict(blocks)
 
     def after_schedule(scheduler_output: Any, now: float) -> None:
+        nonlocal counted_blocks
         steps.on_schedule(scheduler_output, now)
-        recoveries = tiers().recoveries
+        recoveries, saved_blocks = tiers().recoveries, tiers().counts.saved_blocks
+        # Those of preempted requests too.
+        if saved_blocks > counted_blocks:
+            context.count("saved_blocks", saved_blocks - counted_blocks)
+            counted_blocks = saved_blocks
         if recoveries:
             recoveries.on_scheduled(scheduler_output.num_scheduled_tokens, now)
 
@@ -165,15 +168,16 @@ for the next waiting requests before their turn, and for a request at its turn; 
 A hit below is loaded only if it is long enough and the transfer, behind what is under way on the link, takes less
 than computing it would: both are measured as the engine runs. Loads are made before the step's forward pass, so that the
 request runs in that step. What is too much for one step has the next; only a load that is longer than
-`reload_sync_ms` by itself is made beside steps, for which its request waits for four.
+`reload_sync_ms` by itself, or that no step had room for in `reload_patience_ms`, is made beside steps, for which its
+request waits for four.
 Where a connector loads, upstream holds freed blocks back for as long as a pass under way may write to them. So it cannot
 preempt who ran in that pass, and those behind in the line do not run in the next. The loads here begin after
 all that the GPU was given before them, as those of upstream's worker do, so nothing is held back.
 Files are written beside their place and renamed, carry key and checksum, and are checked on each read: one that is
 missing, cut or changed is computed anew. A disk that is full or refuses is let alone for a while. Tenants are
 kept apart by a digest of their name in each key and path. At the start whatever is no whole file is removed.
-A load delays its request by the transfer, one beside steps by four steps more, a wait for the disk by `reload_patience_ms`, and a step waits for
-`reload_sync_ms` of loads and for saves of blocks that it overwrites.""",
+A load delays its request by the transfer, one beside steps by four steps more, a wait for the disk or for a step with
+room by `reload_patience_ms`, and a step waits for `reload_sync_ms` of loads and for saves of blocks that it overwrites.""",
     baseline="OffloadingConnector with ARC and as many bytes of host memory (arm tuned-offload)",
     mechanism="recomputed_tokens",
     removable_when="vLLM's offloading saves what preemption takes, chooses what it saves, and weighs a load against recomputing",

@@ -228,9 +228,9 @@ class Context:
     def first_waiting(self, most: int) -> list[Any]:
         """The next `most` waiting requests in the order in which they would be offered, over all tenants.
 
-        Without those that a gate holds; gates are not asked and nothing is changed. O(most log n). Tenants are taken
-        in turn, by rank, where they are ranked: what a pick does to the ranks is not known beforehand. May be
-        fewer where the queue is full of entries that are out of date.
+        Without those that a gate holds; gates are not asked and nothing is changed. O(most), at times O(most log n).
+        Where tenants are kept apart they are taken in turn, by rank if they have ranks (what a pick does to the ranks is
+        not known beforehand), and there may be fewer than there are where the queue is full of entries out of date.
         """
         return self._runtime.first_waiting(most)
 

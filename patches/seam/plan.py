@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,30 +24,34 @@ _CATALOGUE_ORDER = {entry.name: index for index, entry in enumerate(CATALOGUE)}
 class Chosen:
     """A patch and its knobs. `source` is what finds it again: its name or its import path.
 
-    `files`: sha256 of the input files that knobs name, by knob, as they are now.
+    `files`: sha256 of the input files that knobs name, by knob, as they are now, or as `planned` has them.
     """
 
     patch: Patch
     knobs: Knobs
     source: str
+    planned: InitVar[Mapping[str, str] | None] = None
     files: Mapping[str, str] = field(init=False, hash=False)
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "files", {k: _digest(path) for k, path in input_files(self.knobs).items()})
+    def __post_init__(self, planned: Mapping[str, str] | None) -> None:
+        object.__setattr__(self, "files", _digests(self.knobs) if planned is None else dict(planned))
 
     def to_json(self) -> dict[str, Any]:
         """As it stands in a plan; files only where there are some."""
         files = {"files": dict(self.files)} if self.files else {}
         return {"source": self.source, "knobs": self.knobs.model_dump(mode="json"), **files}
 
-    def check_files(self, planned: Mapping[str, str]) -> None:
-        """UserError if a file is another one than when it was planned."""
-        for knob, digest in planned.items():
-            if self.files.get(knob) != digest:
+    def check_files(self) -> None:
+        """UserError if a file is not there, is another one than when it was planned, or not what the knob takes."""
+        now = _digests(self.knobs)
+        for knob, digest in self.files.items():
+            if now.get(knob) != digest:
                 raise UserError(
                     f"{self.patch.name}.{knob}: {getattr(self.knobs, knob, '')} has changed since this was planned; "
                     "put it back, or start a new run"
                 )
+        if now:
+            make_knobs(self.patch, self.knobs.model_dump())
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +127,10 @@ class PatchPlan:
 
     @classmethod
     def from_json(cls, text: str) -> PatchPlan:
-        """The plan that `to_json` wrote; UserError if it is none, a patch is not to be found here, or a file has changed."""
+        """The plan that `to_json` wrote; UserError if it is none, or a patch is not to be found here.
+
+        Its input files are not read: they may be gone or others by now. Who installs it calls `check_files` first.
+        """
         try:
             data = json.loads(text)
             if data["schema"] != SCHEMA:
@@ -139,9 +146,13 @@ class PatchPlan:
         chosen = []
         for source, values, files in entries:
             patch = registry.find(source)
-            chosen.append(Chosen(patch, make_knobs(patch, values), source))
-            chosen[-1].check_files(files)
+            chosen.append(Chosen(patch, _planned_knobs(patch, values), source, files))
         return cls(tuple(chosen))
+
+    def check_files(self) -> None:
+        """UserError if an input file of a knob is no longer what was planned."""
+        for chosen in self.patches:
+            chosen.check_files()
 
     def sha256(self) -> str:
         """Hash of the patches, knob values and the files that these name, hex."""
@@ -179,6 +190,20 @@ def split_names(enable: str | Iterable[str]) -> tuple[str, ...]:
     """Names from `a,b` or ["a", "b,c"]; blanks dropped."""
     texts = [enable] if isinstance(enable, str) else list(enable)
     return tuple(name for text in texts for name in (part.strip() for part in text.split(",")) if name)
+
+
+def _planned_knobs(patch: Patch, values: Mapping[str, Any]) -> Knobs:
+    """As `make_knobs`, but input files are named only, and not looked into."""
+    texts: dict[str, Any] = {
+        name: value for name in patch.knobs.model_fields if isinstance(value := values.get(name), str)
+    }
+    files = {name: values[name] for name in input_files(patch.knobs.model_construct(**texts))}
+    knobs = make_knobs(patch, {name: value for name, value in values.items() if name not in files})
+    return knobs.model_copy(update=files)
+
+
+def _digests(knobs: Knobs) -> dict[str, str]:
+    return {knob: _digest(path) for knob, path in input_files(knobs).items()}
 
 
 def _digest(path: Path) -> str:

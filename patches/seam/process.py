@@ -64,6 +64,7 @@ def install_from_environment(plan_text: str, receipts: str | None) -> adapter.In
         if current is not None and current.plan == plan:
             # vLLM says that plugins may be loaded more than once in a process.
             return current
+        plan.check_files()
         installation = adapter.install(plan, keeper.on_step if keeper else None)
     except Exception as error:
         if receipts:

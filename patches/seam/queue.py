@@ -241,12 +241,16 @@ class KeyedRequestQueue(RequestQueue):
 
     def first(self, most: int) -> list[Any]:
         """The first `most` requests by key that no gate holds; gates are not asked. O(most), at times O(most log n)."""
+        if most <= 0:
+            return []
         if self._ahead is None or self._ahead.least < most:
             self._ahead = Window(most, 2 * most)
             self._ahead.gather(self._heaps[_READY])
-        found = self._ahead.first(self._heaps[_READY])[:most]
-        self._horizon = found[-1][0] if len(found) == most else None
-        return [entry.request for _, _, entry in found]
+        found = self._ahead.first(self._heaps[_READY])
+        # Of the furthest look that anybody takes: nearer ones hold as long as it does.
+        furthest = self._ahead.least
+        self._horizon = found[furthest - 1][0] if len(found) >= furthest else None
+        return [entry.request for _, _, entry in found[:most]]
 
     @property
     def changes(self) -> int:

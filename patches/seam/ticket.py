@@ -44,6 +44,6 @@ def _positive(value: Any, otherwise: float) -> float:
     """A number above 0 as a request may carry it, else what stands for an absent one."""
     try:
         number = float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return otherwise
     return number if 0 < number < math.inf else otherwise

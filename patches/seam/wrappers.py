@@ -355,7 +355,8 @@ def _evict_blocks(original: Any) -> Any:
         runtime = _runtime(self)
         if runtime is not None:
             known = [self.blocks[each] for each in sorted(block_ids) if each < len(self.blocks)]
-            _tell_evicted(known, runtime.on_evict)
+            if known:
+                _tell_evicted(known, runtime.on_evict)
         original(self, block_ids)
 
     return evict_blocks

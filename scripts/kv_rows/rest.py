@@ -61,7 +61,7 @@ def cost(paths: Sequence[Path]) -> list[Row]:
 
 
 def together(run: Run) -> list[Row]:
-    """No targets of the issue: what the patches do together."""
+    """No targets: what the patches do together."""
     arms = [
         arm
         for arm in run.record.plan["arms"]

@@ -7,14 +7,17 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from vllm.lora.request import LoRARequest
 
-from patches.fixes.rebase import find_seam, find_seam_of_turns
+from patches.fixes.rebase import Prompt, find_seam, find_seam_of_turns
 from patches.fixes.trunks import Trunk
+from patches.fixes.version import Versions, _Tenant
 from patches.seam import adapter
-from patches.seam.own import is_own_id
-from tests.drive import free_blocks, make_config, make_request, make_scheduler
+from patches.seam.own import OwnPrefix, is_own_id
+from tests.drive import cancel, free_blocks, make_config, make_request, make_scheduler
 from tests.kv.test_warmup import cached, run_some
 from tests.scheduling.clocked import installed, patched, prompt
 
@@ -150,7 +153,8 @@ def test_the_seam_is_found_to_the_token(old: int, new: int, common: int, tail: i
         return [next(draw) for _ in range(count)]
 
     head, v1, v2, turns = some(common), some(old), some(new), some(tail)
-    seam = find_seam(head + v1 + turns, head + v2 + turns + some(question), common)
+    old_turn = head + v1 + turns
+    seam = find_seam(old_turn, len(old_turn), Prompt(head + v2 + turns + some(question)), common)
     if tail < 48:
         assert seam is None
         return
@@ -161,14 +165,14 @@ def test_the_seam_is_found_to_the_token(old: int, new: int, common: int, tail: i
     assert seam.rebased(head + v1 + other, 3) == head + v2 + other
     # An answer that does not come back as it was is left out.
     answered = [*head, *v1, *turns, *some(30)]
-    edited = find_seam_of_turns(answered, len(answered) - 30, head + v2 + turns + [1] * 9, common)
+    edited = find_seam_of_turns(answered, len(answered) - 30, Prompt(head + v2 + turns + [1] * 9), common)
     assert edited is not None
     assert not edited.answers
     assert edited.rebased([*head, *v1, 5, 6, 7, 8], len(head + v1) + 2) == [*head, *v2, 5, 6]
 
 
 def test_another_conversation_has_no_seam() -> None:
-    assert find_seam(prompt(1, 200), prompt(2, 300), 0) is None
+    assert find_seam(prompt(1, 200), 200, Prompt(prompt(2, 300)), 0) is None
 
 
 # on the scheduler
@@ -325,3 +329,91 @@ def _hashes(ids: list[int], blocks: int) -> list[bytes]:
         digest.update(repr(ids[16 * i : 16 * i + 16]).encode())
         made.append(digest.digest())
     return made
+
+
+@pytest.mark.parametrize("kind", ["embeds", "lora"])
+def test_a_trunk_that_no_request_of_ours_can_get_is_not_asked_for(
+    served: tuple[Any, Any, Any, Chats], kind: str
+) -> None:
+    """Prompts without token ids, and those of an adapter: their blocks have other names than their tokens' alone."""
+    installation, _, scheduler, chats = served
+    turn = chats.turn(5, "v2")
+    if kind == "embeds":
+        turn.prompt_embeds = torch.zeros((turn.num_prompt_tokens, 8))
+        turn.prompt_token_ids = None
+    else:
+        turn.lora_request = LoRARequest("adapter", 1, "adapter")
+    turn.sampling_params.extra_args["prompt_switched"] = True
+    runtime: Any = adapter.runtime_of(scheduler)
+    own = runtime.injector
+    asked: list[str] = []
+    ask = own.ask
+
+    def noted(prefix: OwnPrefix) -> bool:
+        asked.append(prefix.name)
+        return bool(ask(prefix))
+
+    own.ask = noted
+    scheduler.add_request(turn)
+    assert installation.receipt()["metrics"]["version"]["switches"] == 1
+    assert "a-trunk" not in asked
+
+
+def test_the_trunks_own_blocks_outlive_many_branches_and_old_branches_do_not() -> None:
+    tenant = _Tenant(trunk())
+    tenant.used(None, [b"own"], 9)
+    for i in range(100):
+        tenant.used(b"%d" % i, [b"of %d" % i], 9)
+    assert list(tenant.blocks[None]) == [b"own"]
+    assert len(tenant.blocks) == 64
+    assert list(tenant.gone_over(b"99")) == [b"own"]
+    assert {name: list(known) for name, known in tenant.blocks.items()} == {None: [b"of 99"]}
+
+
+def test_a_request_that_ends_with_nothing_is_forgotten_and_so_are_old_conversations(
+    served: tuple[Any, Any, Any, Chats],
+) -> None:
+    _, clock, scheduler, chats = served
+    state = _state_of(scheduler)
+    waiting = chats.turn(9, "v1")
+    scheduler.add_request(waiting)
+    turn = chats.turn(5, "v2")
+    turn.sampling_params.extra_args["prompt_switched"] = True
+    scheduler.add_request(turn)
+    before = state.before[0]
+    assert before.knows(waiting)
+    cancel(scheduler, waiting.request_id)
+    assert not before.knows(waiting)
+    run_some(scheduler, None)
+    clock.advance_to(clock.now_ns + 10_000_000_000)
+    scheduler.add_request(chats.turn(5, "v2"))
+    assert state.before is not None
+    run_some(scheduler, None)
+    clock.advance_to(clock.now_ns + 10_000_000_000)
+    scheduler.add_request(chats.turn(5, "v2"))
+    assert state.before is None
+
+
+def test_dead_keys_do_not_outlive_a_reset_of_the_cache(served: tuple[Any, Any, Any, Chats]) -> None:
+    _, _, scheduler, chats = served
+    for i in range(5):
+        scheduler.add_request(chats.turn(i, "v2"))
+        run_some(scheduler, None)
+    dead = _versions_of(scheduler).dead
+    old = chats.turn(9, "v1")
+    there = len(dead.worths)
+    assert there > 50
+    assert scheduler.reset_prefix_cache()
+    scheduler.add_request(old)
+    # What that conversation has beyond what both prompts begin with.
+    assert len(dead.worths) <= there - 15
+
+
+def _versions_of(scheduler: Any) -> Versions:
+    """The patch's state on this scheduler, through its hook."""
+    runtime: Any = adapter.runtime_of(scheduler)
+    return next(hook.__self__ for hook in runtime.on_add if isinstance(hook.__self__, Versions))
+
+
+def _state_of(scheduler: Any) -> Any:
+    return _versions_of(scheduler)._tenants["a"]

@@ -160,3 +160,46 @@ def test_a_share_says_whether_the_longest_prompt_must_fit_beside() -> None:
             share = Share(idle_tokens=64, beside_longest=beside_longest)
             assert own.ask(OwnPrefix("warmup", "x", prompt(1, 64), None, share))
             assert sum(scheduler.schedule().num_scheduled_tokens.values()) == tokens
+
+
+class Counted(list[int]):
+    """Tokens that count how often they are gone through."""
+
+    times = 0
+
+    def __iter__(self) -> Any:
+        self.times += 1
+        return super().__iter__()
+
+
+def test_a_stray_is_gone_through_once_and_few_turns_are_searched_for_in_it() -> None:
+    def with_answers(count: int) -> Conversations:
+        """All answers end alike, so that each turn must be searched for."""
+        conversations = Conversations()
+        for number in range(count):
+            request = turn(number, "v1")
+            conversations.began(b"%d" % number, BEGINS, request)
+            request._all_token_ids += [7] * 30
+            conversations.ended(request, None, 0, 1.0)
+        return conversations
+
+    for count, found in ((30, True), (60, False)):
+        goes_on = turn(0, "v2")
+        # The oldest of them.
+        goes_on.prompt_token_ids = Counted([*goes_on.prompt_token_ids, *[7] * 30, *prompt(77, 20)])
+        assert with_answers(count).went_over(goes_on, b"branch", 0) == found
+        assert goes_on.prompt_token_ids.times == 1
+    # Turns whose last tokens do not even occur in it cost nothing.
+    conversations = Conversations()
+    begun(conversations, *range(60))
+    assert conversations.went_over(turn(0, "v2", said=2), b"branch", 0)
+
+
+def test_conversations_are_over_when_none_has_spoken_for_long() -> None:
+    conversations = Conversations()
+    assert conversations.are_over(0.0, 15.0)
+    begun(conversations, 1)
+    assert not conversations.are_over(16.0, 15.0)
+    assert conversations.are_over(16.5, 15.0)
+    begun(conversations, 2, ended=False)
+    assert not conversations.are_over(99.0, 15.0)

@@ -156,3 +156,19 @@ def test_vllms_own_queues_are_looked_into_as_well(policy: str) -> None:
         assert runtime.first_waiting(99) == ordered
         seen = runtime.waiting_changes()
         assert runtime.waiting_changes() == seen
+
+
+def test_two_who_look_ahead_are_both_told_of_changes() -> None:
+    queue = KeyedRequestQueue(key_of, lambda: 0.0)
+    requests = [Stub(i, float(i)) for i in range(20)]
+    for request in requests:
+        queue.add_request(request)
+    assert queue.first(0) == []
+    assert queue.first(10) == requests[:10]
+    assert queue.first(2) == requests[:2]
+    before = queue.changes
+    queue.remove_request(requests[15])
+    assert queue.changes == before, "beyond what anybody looks at"
+    queue.remove_request(requests[7])
+    assert queue.changes != before, "the one who looks less far asked last"
+    assert queue.first(10) == [*requests[:7], *requests[8:11]]

@@ -8,9 +8,11 @@ from __future__ import annotations
 import hashlib
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from patches.kv.tiers import returns
 from patches.kv.tiers.cache import BlockCache, Entry
 from patches.kv.tiers.files import TENANT_BYTES, tenant_digest
 from patches.kv.tiers.sketch import FrequencySketch
@@ -205,3 +207,51 @@ def test_counts_age() -> None:
     for number in range(2, 200):
         sketch.note([key(number)])
     assert sketch.count(key(1)) < before
+
+
+@pytest.mark.parametrize("bits", [128, 256])
+def test_blocks_of_one_tenant_share_no_counters_by_being_of_one_tenant(bits: int) -> None:
+    """Whatever hash the engine names blocks by."""
+    sketch = FrequencySketch(64)
+    names = [key(number)[: TENANT_BYTES + bits // 8] for number in range(20)]
+    for name in names:
+        sketch.note([name])
+    for row in sketch._rows:
+        assert sum(map(bool, row)) > 15
+
+
+def test_what_is_offered_to_stay_counts_when_it_is_asked_for_again() -> None:
+    """Not taken, still here or just gone: else its kind could only sink."""
+    for gone in (False, True):
+        cache = BlockCache(2, least_rate=0.9)
+        kind = cache.returns.newcomer(key(0), 0)
+        kind.again /= 2
+        entry = cache.add(key(0), True, must=True, passing=True)
+        assert entry is not None
+        cache.written([key(0)])
+        cache.keep(entry)
+        assert entry.passing
+        if gone:
+            for number in (1, 2):
+                cache.add(key(number), True, must=True)
+            assert cache.get(key(0)) is None
+        before = kind.again
+        cache.note([key(0)])
+        cache.use([key(0)], True)
+        assert kind.again == before + 1
+
+
+def test_the_kind_unused_longest_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(returns, "_KINDS", 2)
+    kinds = returns.Returns(8)
+    one, two = (kinds.newcomer(tenant_digest(name), 0) for name in "ab")
+    assert kinds.newcomer(tenant_digest("a"), 0) is one
+    kinds.newcomer(tenant_digest("c"), 0)
+    assert kinds.newcomer(tenant_digest("a"), 0) is one
+    assert kinds.newcomer(tenant_digest("b"), 0) is not two
+
+
+def test_a_rate_is_at_most_one() -> None:
+    kind = returns.Kind(1.0)
+    kind.again += 3
+    assert kind.rate == 1.0

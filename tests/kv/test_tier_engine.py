@@ -14,6 +14,7 @@ import pytest
 from vllm.v1.core import kv_cache_utils
 
 from patches.kv.tiers import copy_worker
+from patches.kv.tiers.connector import TieringConnector
 from tests.kv.tier_engine import (
     BLOCK_BYTES,
     EAGER,
@@ -36,13 +37,29 @@ def expected(small_model: Path) -> list[list[int]]:  # noqa: F811
     return outputs
 
 
-def test_round_trips_through_host_memory_change_nothing(small_model: Path, expected: list[list[int]]) -> None:  # noqa: F811
+def test_round_trips_through_host_memory_change_nothing(
+    small_model: Path,  # noqa: F811
+    expected: list[list[int]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    told: list[Any] = []
+    update = TieringConnector.update_connector_output
+
+    def noted(self: Any, output: Any) -> None:
+        if output.kv_connector_worker_meta is not None:
+            told.append(output.kv_connector_worker_meta.transfer_stats)
+        update(self, output)
+
+    monkeypatch.setattr(TieringConnector, "update_connector_output", noted)
     with tiered_engine(small_model, EAGER | {"host_bytes": 400 * BLOCK_BYTES}) as engine:
         assert churn(engine) == expected
         tiers = tiers_of(engine)
         assert tiers.recoveries.preempted > 0
         assert tiers.counts.d2h_bytes > 0 and tiers.counts.loads > 20
         assert 0 < tiers.counts.loads_within_step <= tiers.counts.loads
+        # Loads within steps say how fast the link is, too, and are no saves.
+        assert sum(stats.load.bytes for stats in told) == tiers.counts.h2d_bytes
+        assert sum(stats.store.bytes for stats in told) == tiers.counts.d2h_bytes
         pool = scheduler_of(engine).kv_cache_manager.block_pool
         assert pool.get_num_free_blocks() == len(pool.blocks) - 1
 

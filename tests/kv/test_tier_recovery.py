@@ -62,6 +62,10 @@ def test_preempted_again_on_the_way_back_and_gone(lost: Recoveries) -> None:
     lost.on_pass_ended({"a": 16}, 1.1)
     lost.on_preempt("a", 16)
     assert (lost.preempted, lost.lost_tokens) == (2, 100)
+    # It got no further than 16 of the 100.
+    assert lost.recomputed_tokens == 16
+    lost.on_pick("a", 16, 1.2)
+    assert lost.recomputed_tokens == 100
     lost.forget("a")
     assert not lost
     assert parts(lost)["recovery"] == 0

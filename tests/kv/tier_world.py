@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 import zlib
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -128,8 +128,17 @@ class World:
             self._sums[name].append(total)
         return made
 
-    def run(self, arrivals: Sequence[tuple[int, Any]], cancels: Mapping[int, str], clock: Any = None) -> None:
-        """Serve all, each added before its step and cancelled before its, if it is there then."""
+    def run(
+        self,
+        arrivals: Sequence[tuple[int, Any]],
+        cancels: Mapping[int, str],
+        clock: Any = None,
+        resets: Collection[int] = (),
+    ) -> None:
+        """Serve all, each added before its step and cancelled before its, if it is there then.
+
+        Before the steps in `resets` all are preempted and the GPU's cache is forgotten.
+        """
         pending = deque(sorted(arrivals, key=lambda arrival: arrival[0]))
         in_flight: deque[tuple[Any, Any]] = deque()
         scheduler, step = self.scheduler, 0
@@ -141,6 +150,8 @@ class World:
                 scheduler.add_request(pending.popleft()[1])
             if cancels.get(step) in scheduler.requests:
                 cancel(scheduler, cancels[step])
+            if step in resets:
+                scheduler.reset_prefix_cache(reset_running_requests=True)
             step += 1
             if scheduler.has_requests() and len(in_flight) < self._depth:
                 out = scheduler.schedule()

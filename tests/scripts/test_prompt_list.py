@@ -17,6 +17,7 @@ from harness.profiles import load_profile
 from harness.records import ArmRecord, RunRecord
 from harness.worker import build_workload
 from patches.kv.prompt_list import read_prompt_list
+from scripts import prompt_list
 from scripts.prompt_list import asked_prefixes, observed
 from workloads.request import PlannedRequest, Segment
 
@@ -105,3 +106,32 @@ def test_the_command_lists_the_system_prompts(tmp_path: Path, root: Path) -> Non
         bad = subprocess.run([sys.executable, str(script), str(out), *words], capture_output=True, text=True)
         assert bad.returncode == 2, bad.stderr
         assert len(bad.stderr.splitlines()) == 1
+
+
+def test_what_another_extends_comes_before_it_whatever_their_digests() -> None:
+    """Asked for equally often: parts whose digests sort either way."""
+    for number in range(8):
+        parts = [(f"d{i}", [100 * number + i] * 10) for i in range(6)]
+        found = asked_prefixes([(1, [_request(at, *parts) for at in (0, 1)])], 1000)
+        assert found == [
+            (
+                ", ".join(f"part {name}" for name in ["system", *[name for name, _ in parts]]),
+                SYSTEM + [token for _, tokens in parts for token in tokens],
+            )
+        ]
+
+
+def test_a_seed_that_is_named_twice_counts_once(run: RunRecord) -> None:
+    assert [seed for seed, _ in observed(run, "tuned", [3, 3], [])] == [3]
+
+
+def test_a_list_without_prompts_is_not_written(
+    run: RunRecord, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "list.jsonl"
+    monkeypatch.setattr(prompt_list, "load_run", lambda path: run)
+    # The run admitted what was sent in one half minute: nothing was asked for in two.
+    monkeypatch.setattr(sys, "argv", ["prompt_list", str(out), "--run", str(tmp_path)])
+    with pytest.raises(UserError, match=r"no prefix of at most 20000 tokens .* raise --tokens"):
+        prompt_list._write()
+    assert not out.exists()

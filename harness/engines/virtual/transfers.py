@@ -21,6 +21,7 @@ from typing import Any, Protocol
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import OffloadingWorkerMetadata
 from vllm.v1.outputs import KVConnectorOutput
 
+from patches.kv.tiers.connector import TierMetadata
 from patches.kv.tiers.disk_io import Done, Place
 
 _NS = 1_000_000_000
@@ -107,7 +108,9 @@ class Links:
         for job in flush:
             if job in self._ends:
                 begin_ns = max(begin_ns, self._ends[job].end_ns)
-        for job, entry in getattr(meta, "sync_loads", {}).items():
+        # Upstream's own connector has none.
+        sync_loads = meta.sync_loads if isinstance(meta, TierMetadata) else {}
+        for job, entry in sync_loads.items():
             done = self._carry(self._h2d, job, entry.dst_spec, self._speeds.h2d_bytes_per_s, ready_ns)
             begin_ns = max(begin_ns, done.end_ns)
         return begin_ns

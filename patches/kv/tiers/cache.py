@@ -123,11 +123,11 @@ class BlockCache:
 
     def keep(self, entry: Entry) -> None:
         """One that is here in passing is offered to stay."""
-        kind = self._worth(entry.key)
+        entry.unproven = kind = self._worth(entry.key)
         if kind.rate < self._least_rate:
             return
         idle = self._shelf(entry).pop(entry.key, None)
-        entry.passing, entry.unproven = False, kind
+        entry.passing = False
         self._stamp(entry)
         if idle is not None:
             self._shelf(entry)[entry.key] = entry
@@ -216,6 +216,9 @@ class BlockCache:
                 self.refused_worth += 1
                 return None
             self.returns.gone(victim.key, leaver)
+        elif victim.unproven is not None:
+            # It was offered to stay and not taken.
+            self.returns.refused(victim.key, victim.unproven)
         del self._shelf(victim)[victim.key]
         if self._on_evict is not None:
             self._on_evict(victim)

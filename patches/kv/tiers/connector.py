@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -55,15 +55,39 @@ class TierMetadata(OffloadingConnectorMetadata):
 class TierWorker(OffloadingConnectorWorker):
     """Upstream's worker, which also makes loads that the step itself needs."""
 
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        # Loads within steps whose end has not been told. Upstream's own list is of those that somebody waits for.
+        self._sync_jobs: set[int] = set()
+
     def start_kv_transfers(self, metadata: Any) -> None:
         """Begin this step's loads; those that the step needs are done on return."""
         super().start_kv_transfers(metadata)
         if not metadata.sync_loads:
             return
         for job_id, entry in metadata.sync_loads.items():
-            assert self.worker.submit_load(job_id, entry.src_spec, entry.dst_spec)
+            begun = self.worker.submit_load(job_id, entry.src_spec, entry.dst_spec)
+            assert begun
+        self._sync_jobs.update(metadata.sync_loads)
         self.worker.wait(set(metadata.sync_loads))
         metadata.sync_loads = {}
+
+    def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str], set[str]]:
+        """As upstream's: (none, requests whose loads have ended); loads within steps are recorded as loads too."""
+        received: set[str] = set()
+        told = self._connector_worker_meta
+        for ended in self.worker.get_finished():
+            assert ended.success
+            within, waits = ended.job_id in self._sync_jobs, self._load_jobs.pop(ended.job_id, None)
+            if ended.transfer_size is not None and ended.transfer_time is not None:
+                is_load = within or waits is not None
+                stats = told.transfer_stats.load if is_load else told.transfer_stats.store
+                stats.record(ended.transfer_size, ended.transfer_time)
+            told.mark_completed(ended.job_id)
+            self._sync_jobs.discard(ended.job_id)
+            if waits is not None:
+                received.add(waits)
+        return set(), received
 
 
 class TieringConnector(KVConnectorBase_V1, SupportsHMA):
@@ -151,8 +175,14 @@ class TieringConnector(KVConnectorBase_V1, SupportsHMA):
     def build_connector_meta(self, scheduler_output: Any) -> TierMetadata:
         """This step's transfers."""
         assert self.tiers is not None
-        self.tiers.scheduled(_new_blocks(scheduler_output, self._spec.config.cache.tokens_per_hash))
-        saves, loads, sync_loads, flush = self.tiers.moves.take()
+        block_tokens, moves = self._spec.config.cache.tokens_per_hash, self.tiers.moves
+        if moves.reads:
+            # Most were told of as they lost their hash. After a reset of the prefix cache they have none to lose.
+            moves.overwritten(_to_be_written(scheduler_output, block_tokens))
+            for move in (*moves.loads.values(), *moves.sync_loads.values()):
+                moves.overwritten(move.gpu_blocks)
+        self.tiers.scheduled(_new_blocks(scheduler_output, block_tokens))
+        saves, loads, sync_loads, flush = moves.take()
         return TierMetadata(
             load_jobs={job: _job(move) for job, move in loads.items()},
             store_jobs={job: _job(move) for job, move in saves.items()},
@@ -266,6 +296,19 @@ def _new_blocks(scheduler_output: Any, block_tokens: int) -> int:
     for ids in filter(None, scheduler_output.scheduled_cached_reqs.new_block_ids):
         count += len(ids[0])
     return count
+
+
+def _to_be_written(scheduler_output: Any, block_tokens: int) -> Iterator[int]:
+    """Blocks that a pass handed out and writes to: not those whose tokens were found, or are loaded."""
+    for new in scheduler_output.scheduled_new_reqs:
+        yield from new.block_ids[0][new.num_computed_tokens // block_tokens :]
+    cached = scheduler_output.scheduled_cached_reqs
+    for name, ids, computed in zip(
+        cached.req_ids, cached.new_block_ids, cached.num_computed_tokens, strict=True
+    ):
+        if ids is not None:
+            # All of one that resumes are named; of others those that are new.
+            yield from ids[0][computed // block_tokens if name in cached.resumed_req_ids else 0 :]
 
 
 def _some(slots: int) -> int:

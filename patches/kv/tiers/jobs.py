@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +52,16 @@ class Moves:
         (self.loads if move.beside else self.sync_loads)[job] = move
         return job
 
-    def overwritten(self, blocks: Iterable[Any]) -> None:
-        """Blocks are about to get other content: saves that read them must end before the step."""
+    @property
+    def reads(self) -> bool:
+        """Whether saves read GPU blocks."""
+        return bool(self._read_by)
+
+    def overwritten(self, blocks: Iterable[int]) -> None:
+        """GPU blocks are about to get other content: saves that read them must end before the step."""
         if self._read_by:
             for block in blocks:
-                self.flush.update(self._read_by.get(block.block_id, ()))
+                self.flush.update(self._read_by.get(block, ()))
 
     def take(self) -> tuple[dict[int, Move], dict[int, Move], dict[int, Move], set[int]]:
         """(saves, loads, loads before the pass, what to flush) of this step."""

@@ -55,7 +55,10 @@ class TieringKnobs(Knobs):
     )
     save_step_blocks: int = Field(256, ge=1, description="blocks saved in one step, those of preempted apart")
     reload_min_blocks: int = Field(
-        4, ge=1, description="a hit below the GPU shorter than this is recomputed: a load takes a step or two"
+        4,
+        ge=1,
+        description="a hit below the GPU shorter than this is recomputed: a load holds up its step, has to wait for the "
+        "next, or takes about four",
     )
     reload_cost_ratio: float = Field(
         1.0, gt=0, le=100, description="reload if it takes at most this times what recomputing would"
@@ -67,7 +70,10 @@ class TieringKnobs(Knobs):
         "one step has the next. A load longer than this is made beside steps, and its request waits for about four",
     )
     reload_patience_ms: float = Field(
-        500.0, ge=0, description="a request waits so long at most for blocks on their way from the disk"
+        500.0,
+        ge=0,
+        description="a request waits so long at most for blocks on their way from the disk, and so long for a step that "
+        "has room for its load",
     )
     prefetch_requests: int = Field(
         8, ge=0, description="next waiting requests whose blocks are fetched from the disk ahead of need"

@@ -35,6 +35,7 @@ class _Lost:
     """One that lost its blocks: how much was in them, how much it has again, and when it got how far, s."""
 
     tokens: int
+    counted_tokens: int = 0
     again_tokens: int = 0
     picked_s: float | None = None
     scheduled_s: float | None = None
@@ -74,6 +75,9 @@ class Recoveries:
         self.preempted += 1
         if before is None:
             self.lost_tokens += tokens
+        else:
+            # Of what was to be computed again it did not get to these, and they will be counted when it is back.
+            self.recomputed_tokens -= min(before.counted_tokens, max(0, before.tokens - computed_tokens))
 
     def on_pick(self, request_id: str, found_tokens: int, now_s: float) -> None:
         """It got blocks again, and so many tokens' KV is in them or on its way."""
@@ -81,7 +85,8 @@ class Recoveries:
         if lost is not None and lost.picked_s is None:
             lost.picked_s = now_s
             lost.again_tokens = found_tokens
-            self.recomputed_tokens += max(0, lost.tokens - found_tokens)
+            lost.counted_tokens = max(0, lost.tokens - found_tokens)
+            self.recomputed_tokens += lost.counted_tokens
 
     def on_load_within_step(self, request_id: str, seconds: float) -> None:
         """A load of that length will hold up the step in which it runs."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterable
 
 from patches.kv.tiers.files import TENANT_BYTES
@@ -10,7 +11,7 @@ from patches.kv.tiers.files import TENANT_BYTES
 _ASSUMED = 16.0
 # Blocks that were asked for more often than this are of one kind.
 _MOST_ASKED = 3
-# Kinds that are told apart, at most; the oldest is forgotten for a new one.
+# Kinds that are told apart, at most; the one unused longest is forgotten for a new one.
 _KINDS = 4096
 
 
@@ -24,8 +25,8 @@ class Kind:
 
     @property
     def rate(self) -> float:
-        """The share that came again."""
-        return self.again / self.tried
+        """The share that came again, at most 1: what came late can come again after its trial has faded."""
+        return min(1.0, self.again / self.tried)
 
 
 class Returns:
@@ -42,10 +43,10 @@ class Returns:
     def __init__(self, slots: int) -> None:
         self._slots = slots
         self._halved_at = max(slots, 4 * _ASSUMED)
-        self._kinds: dict[tuple[bytes, int, bool], Kind] = {}
+        self._kinds: OrderedDict[tuple[bytes, int, bool], Kind] = OrderedDict()
         # Blocks that are not here, and what they would be evidence of; oldest first.
-        self._refused: dict[bytes, Kind] = {}
-        self._gone: dict[bytes, Kind] = {}
+        self._refused: OrderedDict[bytes, Kind] = OrderedDict()
+        self._gone: OrderedDict[bytes, Kind] = OrderedDict()
 
     def newcomer(self, key: bytes, asked: int) -> Kind:
         """The kind of a block that was asked for so often and is offered; believed to come again until seen otherwise."""
@@ -83,12 +84,14 @@ class Returns:
         kind = self._kinds.get(name)
         if kind is None:
             if len(self._kinds) >= _KINDS:
-                del self._kinds[next(iter(self._kinds))]
+                self._kinds.popitem(last=False)
             kind = self._kinds[name] = Kind(assumed)
+        else:
+            self._kinds.move_to_end(name)
         return kind
 
-    def _remember(self, absent: dict[bytes, Kind], key: bytes, kind: Kind) -> None:
+    def _remember(self, absent: OrderedDict[bytes, Kind], key: bytes, kind: Kind) -> None:
         absent.pop(key, None)
         absent[key] = kind
         if len(absent) > self._slots:
-            del absent[next(iter(absent))]
+            absent.popitem(last=False)

@@ -78,6 +78,7 @@ class TierScheduler:
     def on_preempt(self, request: Any) -> None:
         """Its blocks are about to be freed: save what is not below yet, and keep it until it comes back."""
         state = self._state(request)
+        state.look_afresh()
         tokens = min(request.num_computed_tokens, request.num_tokens)
         self.recoveries.on_preempt(request.request_id, tokens)
         self._release(state)
@@ -125,7 +126,7 @@ class TierScheduler:
 
     def on_evict(self, blocks: Iterable[Any]) -> None:
         """Blocks of the GPU are about to be overwritten."""
-        self.moves.overwritten(blocks)
+        self.moves.overwritten(block.block_id for block in blocks)
 
     def before_schedule(self, now: float) -> None:
         """Between passes: what the disk has done, what is to be saved, put down and fetched."""
@@ -154,17 +155,19 @@ class TierScheduler:
             return None, False
         if found < self.knobs.reload_min_blocks:
             return 0, False
-        load_s, whole_s = self.rates.load.seconds(found * self._bytes), self.knobs.reload_sync_ms / 1e3
+        size, whole_s = found * self._bytes, self.knobs.reload_sync_ms / 1e3
+        load_s = self.rates.load.seconds(size)
         # Behind those that hold up this step already.
         done_s = whole_s - self._sync_left_s + load_s
         if done_s > self.knobs.reload_cost_ratio * self.rates.recompute_s(found * self._tokens):
-            self.counts.dear_loads += 1
+            self._too_dear(state)
             return 0, False
         state.sync = load_s <= self._sync_left_s
-        if not state.sync and load_s <= whole_s:
-            # Beside steps it would take several: it has the next one.
-            self.counts.next_step_loads += 1
+        if not state.sync and size / self.rates.load.bytes_per_s <= whole_s and self._put_off(state):
+            # Beside steps it would take several: it has the next one, or the one after loads that are under way.
             return None, False
+        if state.sync:
+            state.put_off_since_s = None
         return found * self._tokens, not state.sync
 
     def allocated(self, request: Any, blocks: Sequence[Any], loaded_tokens: int) -> None:
@@ -177,6 +180,7 @@ class TierScheduler:
         if not state.admitted:
             self._note_use(state)
         self._release(state)
+        state.look_afresh()
         if not loaded_tokens:
             return
         start, count = state.local_tokens // self._tokens, loaded_tokens // self._tokens
@@ -270,12 +274,13 @@ class TierScheduler:
         while end < limit and (entry := self.host.get(keys[end])) is not None and entry.ready:
             end += 1
         state.memo, state.found = memo, end - start
-        if end < limit and self._on_its_way(state, end, limit):
+        if end < limit and not state.patience_over and self._on_its_way(state, end, limit):
             now = self._context.clock()
             if state.waits_since_s is None:
                 state.waits_since_s = now
             if now - state.waits_since_s < self.knobs.reload_patience_ms / 1e3:
                 return None
+            state.patience_over = True
             self.counts.patience_ended += 1
         state.waits_since_s = None
         return state.found
@@ -295,9 +300,25 @@ class TierScheduler:
         size = count * self._bytes
         cost_s = self.rates.disk_read.seconds(size) + self.rates.load.seconds(size)
         if cost_s > self.knobs.reload_cost_ratio * self.rates.recompute_s(count * self._tokens):
-            self.counts.dear_loads += 1
+            self._too_dear(state)
             return False
         return bool(self.disk.fetch(state.keys[at:end], state.low, must=True))
+
+    def _put_off(self, state: State) -> bool:
+        """Whether its load waits for another step; not for longer than for the disk."""
+        assert self._context is not None
+        now = self._context.clock()
+        if state.put_off_since_s is None:
+            state.put_off_since_s = now
+        if not state.put_off:
+            state.put_off = True
+            self.counts.next_step_loads += 1
+        return now - state.put_off_since_s < self.knobs.reload_patience_ms / 1e3
+
+    def _too_dear(self, state: State) -> None:
+        if not state.dear:
+            state.dear = True
+            self.counts.dear_loads += 1
 
     def _note_use(self, state: State) -> None:
         state.admitted = True
@@ -321,6 +342,7 @@ class TierScheduler:
 
     def _save(self, places: Sequence[tuple[Any, bytes, int]]) -> None:
         if places:
+            self.counts.saved_blocks += len(places)
             self.moves.save(
                 Move(
                     tuple(key for _, key, _ in places),
@@ -330,7 +352,7 @@ class TierScheduler:
             )
 
     def _save_due(self) -> None:
-        """Save blocks that will soon be overwritten, heads first: a tail is worth nothing without its head."""
+        """Save blocks that are due, by default all at once, heads first: a tail is worth nothing without its head."""
         left = self.knobs.save_step_blocks
         while self._freed and self._freed[0].due <= self._allocated and left > 0:
             freed = self._freed.popleft()

@@ -5,18 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterable
 from struct import Struct
 
+from patches.kv.tiers.files import TENANT_BYTES
+
 _ROWS = 4
 _LIMIT = 15
 _HALVED = bytes(value // 2 for value in range(256))
-_DIGEST_BYTES = 32
-_words = Struct(">4Q").unpack_from
+_long, _short = Struct(">4Q"), Struct(">4I")
+_LONG_KEY = TENANT_BYTES + _long.size
 
 
 class FrequencySketch:
     """A count-min sketch with ageing: counts up to 15, all halved after `window` notes.
 
-    Keys end in a digest of 32 bytes or more, so slices of it serve as hashes and nothing depends on the process. A count is
-    never too low since the last halving, and rarely too high.
+    Behind the tenant a key is a digest of 16 bytes or more, so slices of it serve as hashes, nothing depends on the process,
+    and blocks of one tenant do not share counters more than others. A count is never too low since the last halving, and rarely too high.
     Source: G. Einziger, R. Friedman, B. Manes: TinyLFU, ACM Transactions on Storage 13(4), 2017.
     """
 
@@ -32,7 +34,8 @@ class FrequencySketch:
         mask = self._mask
         first, second, third, fourth = self._rows
         for key in keys:
-            one, two, three, four = _words(key, len(key) - _DIGEST_BYTES)
+            words = _long if len(key) >= _LONG_KEY else _short
+            one, two, three, four = words.unpack_from(key, TENANT_BYTES)
             one &= mask
             two &= mask
             three &= mask
@@ -58,5 +61,6 @@ class FrequencySketch:
         """About how often it was noted, 0 to 15."""
         mask = self._mask
         first, second, third, fourth = self._rows
-        one, two, three, four = _words(key, len(key) - _DIGEST_BYTES)
+        words = _long if len(key) >= _LONG_KEY else _short
+        one, two, three, four = words.unpack_from(key, TENANT_BYTES)
         return min(first[one & mask], second[two & mask], third[three & mask], fourth[four & mask])

@@ -8,8 +8,13 @@ from typing import Any
 
 @dataclass(slots=True)
 class Counts:
-    """What happened since the start, in bytes, tokens and blocks."""
+    """What happened since the start, in bytes, tokens and blocks.
 
+    `next_step_loads`: loads that were put off to a later step. `dear_loads`: hits of a request on its way into the GPU
+    that were too dear to load. Each counts once, however often it was looked at.
+    """
+
+    saved_blocks: int = 0
     d2h_bytes: int = 0
     h2d_bytes: int = 0
     host_hit_tokens: int = 0
@@ -36,14 +41,23 @@ class State:
     sync: bool = False
     admitted: bool = False
     waits_since_s: float | None = None
+    patience_over: bool = False
+    put_off: bool = False
+    put_off_since_s: float | None = None
+    dear: bool = False
     reserved: tuple[bytes, ...] = ()
     memo: tuple[int, int, int, int] | None = None
     found: int = 0
 
+    def look_afresh(self) -> None:
+        """It has blocks, or lost them: what it waited for before says nothing of the next time."""
+        self.waits_since_s = self.put_off_since_s = None
+        self.patience_over = self.put_off = self.dear = False
+
 
 @dataclass(frozen=True, slots=True)
 class Freed:
-    """Blocks of a request that ended, head first, to be saved when they are about to leave the GPU."""
+    """Blocks of a request that ended, head first, to be saved once so many others were handed out: by default at once."""
 
     due: int
     blocks: tuple[tuple[Any, Any, bytes], ...]
