@@ -110,13 +110,22 @@ def files(disk: Path) -> list[Path]:
     return sorted(disk.rglob("[!.]*.kv"))
 
 
+def busy(at: Endpoint) -> bool:
+    """Whether some request is in the engine's steps."""
+    _, text = at.call("GET", "/metrics")
+    running = (line for line in text.splitlines() if line.startswith("vllm:num_requests_running{"))
+    return any(float(line.rsplit(" ", 1)[1]) > 0 for line in running)
+
+
 def killed_amid(server: Server, prompts: Sequence[Sequence[int]]) -> int:
     """Kill all its processes while it answers; how many answers were cut off."""
     server.note_shared_memory()
     ours = [server.guard.pid, *(one.pid for one in processes.descendants(server.guard.pid))]
     with ThreadPoolExecutor(len(prompts)) as pool:
         asked = [pool.submit(answer, server.endpoint, server.model_name, prompt, 400) for prompt in prompts]
-        time.sleep(0.5)
+        deadline_s = time.monotonic() + 30
+        while not busy(server.endpoint) and time.monotonic() < deadline_s:
+            pass
         for pid in ours:
             # One may end by itself when another is gone.
             with contextlib.suppress(ProcessLookupError):
