@@ -71,7 +71,10 @@ def main() -> None:
     for row in found:
         word = "" if row.met is None else "met" if row.met else "NOT met"
         table.add_row(row.what, row.asked, row.found, row.interval, word)
-    Console(width=160).print(table)
+    console = Console(width=160)
+    console.print(table)
+    if run.untold:
+        console.print(f"bounds that are not to be told: {run.untold}", highlight=False, markup=False)
     judged = [row for row in found if row.met is not None]
     print(f"{sum(bool(row.met) for row in judged)} of {len(judged)} met")
     if args.json:

@@ -60,7 +60,7 @@ sys.path.insert(0, str(ROOT))
 from harness.errors import UserError, told  # noqa: E402
 from harness.plan import RunPlan, read  # noqa: E402
 from scripts.bounds.figures import goodput_rps, jain, over_their_share, short_ttft_ms  # noqa: E402
-from scripts.bounds.records import Machine, Seed, load  # noqa: E402
+from scripts.bounds.records import Machine, Seed, check_whole, load  # noqa: E402
 from scripts.bounds.seats import seat_wait_ms  # noqa: E402
 from scripts.bounds.waits import Wait, wait_ms  # noqa: E402
 
@@ -143,6 +143,7 @@ def main() -> None:
     args = parser.parse_args()
     with told("scheduling_bounds"):
         plan: RunPlan = read(args.run, same_code=False)
+        check_whole(args.run, plan.workload)
         arms = [arm.name for arm in plan.arms]
         for name in args.arm or arms:
             if name not in arms:

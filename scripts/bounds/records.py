@@ -11,7 +11,7 @@ import pandas as pd
 
 from harness.errors import UserError
 from harness.metrics.derive import chunks_of, request_figures
-from harness.plan import RunPlan
+from harness.plan import RunPlan, WorkloadChoice
 from harness.profiles.model import StepTimeModel
 
 Floats = npt.NDArray[np.float64]
@@ -53,6 +53,14 @@ class Machine:
     def least_prefill_s(self) -> float:
         """A prefill token in full steps without decodes."""
         return self._model.step_us([(self.chunk, 0)], 0, 0, 1) / 1e6 / self.chunk
+
+
+def check_whole(run: Path, choice: WorkloadChoice) -> None:
+    """UserError unless the run replayed all five phases at their length: bounds are of whole phases of a minute."""
+    if choice.trace is not None or choice.phases != "all" or choice.time_scale != 1:
+        raise UserError(
+            f"{run} did not replay the five phases whole; run it with --phase all and without --trace or --time-scale"
+        )
 
 
 def load(run: Path, arm: str) -> list[Seed]:

@@ -48,6 +48,8 @@ class Run:
         self.record: RunRecord = load_run(path)
         self._done: dict[str, EvaluatedArm] = {}
         self._workloads: dict[int, Workload | None] = {}
+        #: Why a bound that needs the workload cannot be told; "" if none was missed.
+        self.untold = ""
 
     def records(self, name: str) -> tuple[ArmRecord, ...]:
         """An arm's finished seeds; none for an arm that is not there."""
@@ -62,7 +64,8 @@ class Run:
     def _made_again(self, seed: int) -> Workload | None:
         try:
             made = build_workload(plans.read(self.record.path, same_code=False), seed)
-        except UserError:
+        except UserError as error:
+            self.untold = str(error)
             return None
         sent = {
             record.manifest["workload"]["sha256"]
@@ -70,7 +73,10 @@ class Run:
             for record in records
             if record.seed == seed
         }
-        return made if sent == {made.sha256} else None
+        if sent == {made.sha256}:
+            return made
+        self.untold = f"seed {seed}: this code makes another trace than was sent"
+        return None
 
     @cached_property
     def slo_factor(self) -> float:

@@ -134,6 +134,7 @@ def test_each_target_is_judged_or_said_to_be_absent(targets: ModuleType, tmp_pat
         assert found[recovery].met is True
         # This run's traffic was made up, so that nobody can say what an infinite cache had found.
         assert "not to be told" in found[f"{recovery}: infinite cache"].found
+        assert run.untold, "and why"
     assert met("warmup: TTFT of the first 10 s, p90") is True
     assert met("warmup: TTFT of what was cold in tuned in the first 10 s (no hit at all), p90") is None
     assert met("warmup: passes") is True

@@ -6,6 +6,7 @@ Not here: whether the bounds are tight (no scheduler is known that reaches them)
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -13,9 +14,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from harness.errors import UserError
+from harness.plan import WorkloadChoice
 from scripts.bounds.figures import most_served, ttft_p99_s
 from scripts.bounds.line import beyond, burst_limit_s, busy_periods, fewest_late, least_limit, percentile
-from scripts.bounds.records import Seed
+from scripts.bounds.records import Seed, check_whole
 from scripts.bounds.seats import seat_waits_s
 from scripts.bounds.shares import max_min, water_fill, whole_jain
 from scripts.bounds.waits import done_over_time, wait_ms
@@ -169,3 +172,10 @@ def test_a_seat_is_waited_for_in_order() -> None:
     assert seat_waits_s(np.arange(4).astype(np.float64), np.full(4, 5.0), 2) == pytest.approx(
         [0.0, 0.0, 3.0, 3.0]
     )
+
+
+def test_bounds_of_whole_phases_are_given_for_no_other_run() -> None:
+    check_whole(Path("run"), WorkloadChoice())
+    for other in (WorkloadChoice(phases="4"), WorkloadChoice(time_scale=0.5)):
+        with pytest.raises(UserError, match="run it with --phase all"):
+            check_whole(Path("run"), other)
